@@ -147,7 +147,7 @@ class Cut(NamedTuple):
     seconds : float
         Bytes over capacity; latencies come on top.
     bytes : float
-        That must go from one side to the other.
+        Bytes that must go from one side to the other.
     capacity : float
         The largest flow between the sides, bytes per second, over all links and by whatever ways.
     side : tuple of int

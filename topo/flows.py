@@ -74,7 +74,7 @@ class FlowList:
     flows : list of Flow
         By channel, step, sender and receiver.
     topology : Topology
-        That the links are of.
+        The topology of the links.
     """
 
     choice: Choice

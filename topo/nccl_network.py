@@ -185,7 +185,7 @@ class NcclNetwork:
         members : sequence of int
             Global ranks, in the communicator's order.
         operation : Operation, optional
-            That will be priced; by default any.
+            The operation that will be priced; by default any.
         """
         bits = None if operation is None else np.array([1 << operation])
         index, ranks = np.array([0, len(members)]), np.array(members, np.int32)

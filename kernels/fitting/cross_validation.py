@@ -132,7 +132,7 @@ class LeftOutChip:
     architecture : str
         Of `related`; empty if there is none.
     chips : int
-        That `related` depends on.
+        Number of chips that `related` depends on.
     """
 
     rows: Sequence[MeasuredKernels]

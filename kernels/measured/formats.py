@@ -40,7 +40,7 @@ class TableFormat(NamedTuple):
     ----------
     publisher : str
     columns : tuple of str
-        That it is recognised by.
+        Names of the columns by which the format is recognised.
     row : callable
         From the cells of a row to a `MeasuredKernel`.
     launched : bool

@@ -53,7 +53,7 @@ class KernelWork:
         Operations of the matrix units, as a share of what the peak allows in the duration.
     kernels : tuple of Kernel
     model : Analytical or Roofline
-        That divides the times.
+        The model that divides the times.
     """
 
     parameters: GpuParameters

@@ -166,7 +166,7 @@ class DurationFactors:
         Parameters
         ----------
         i : int
-            Which of the h ranks.
+            Index of the rank, 0 to h - 1.
         durations : int64, shape (n,)
             Of all rows of the rank, in ps.
         rows : int64, shape (k,)

@@ -75,7 +75,7 @@ class SharedLinks:
     communicator : int64, shape (len(routes),)
         A communicator of the program that uses each route.
     flows : Flows
-        Those that this process simulated.
+        Flows that this process simulated.
     link_name : callable
         Number of a link in the network → its name.
     """

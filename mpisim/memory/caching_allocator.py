@@ -242,7 +242,7 @@ class CachingAllocator:
         Parameters
         ----------
         active : iterable of Block
-            Those that have been allocated and not freed.
+            Blocks that are allocated and not freed.
         """
         free = (
             each[2]

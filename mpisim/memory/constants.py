@@ -41,7 +41,7 @@ class MemoryConstants:
     usable, usable_inline_ecc : Quantity
         Share of the memory that a program can have.
     inline_ecc : InlineEcc
-        Which GPUs `usable_inline_ecc` is for.
+        The GPUs that `usable_inline_ecc` applies to.
     context : Quantity
         CUDA's context.
     collective, peer, network : Quantity

@@ -104,7 +104,7 @@ class MultipliedNetwork(ABC):
     Parameters
     ----------
     network : NcclNetwork
-        Whose prices are multiplied; its topology and NCCL's choices stay.
+        The network with the prices to multiply; its topology and NCCL's choices stay.
     """
 
     def __init__(self, network: NcclNetwork) -> None:

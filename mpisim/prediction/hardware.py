@@ -132,7 +132,7 @@ def link_excess(cluster: Cluster, gpu: Gpu) -> str | None:
     ----------
     cluster : Cluster
     gpu : Gpu
-        Whose `nvlink` is the most that it sends, one direction.
+        Its `nvlink` is the highest rate at which it sends, one direction.
     """
     node = cluster.node
     given = None if node is None or node.kind == "direct" else node.link_bandwidth

@@ -70,7 +70,7 @@ class MemoryCourse:
         rank : int
         table : Table
         rows : Rows
-            Both of this rank.
+            Table and timeline of this rank.
         """
         layout = self._layout
         stage, network = int(layout.grid.stage[rank]), int(layout.network[rank])

@@ -118,7 +118,7 @@ class Host:
         size : int
             Of an optimizer: bytes that one fused kernel would read and write.
         plan : Plan, optional
-            Whose optimizer it is.
+            The plan of the optimizer.
         loops : bool
             Without a plan: whether it is a loop of operations, not one kernel.
         """

@@ -233,7 +233,7 @@ def write_input(block: BlockBuilder, layout: Layout, images: int) -> None:
     layout : Layout
         Of an experiment that `loads_images`.
     images : int
-        That a GPU takes in a step.
+        Images that a GPU takes in a step.
     """
     found = input_pipeline(layout.experiment, layout.grid.world // layout.grid.pp)
     assert found is not None
@@ -252,7 +252,7 @@ def prepares(program: Program, table: Table) -> NDArray[np.bool_]:
     Parameters
     ----------
     program : Program
-        Whose names the rows have.
+        The program of `table`, for names of rows.
     table : Table
     """
     if PREPARE not in program.names:

@@ -69,7 +69,7 @@ class Layout:
         Of the replicas with the most micro-batches.
     networks : tuple of Network
     network : int64, shape (world,)
-        Which network each rank has its share of; most models have one.
+        Index in `networks` of each rank's network; most models have one network.
     model_chunks : tuple of tuple of ModelChunk
         The chunks of each network, in the order of execution.
     shorter : tuple of Pipeline

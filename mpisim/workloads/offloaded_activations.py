@@ -66,7 +66,7 @@ class ActivationOffload:
     layers : sequence of Layer
         Of the chunk.
     offload : OffloadOptions
-        Which says of how many of its blocks, the first ones.
+        Its `activations` is the number of blocks to offload, the first ones.
     sharers : int
         GPUs that copy over one link to the host.
     """

@@ -102,7 +102,7 @@ class OwnerCalibration:
     split : str
         Which half of the curves was fitted: ``"train"``, or ``"all"``.
     curves, rows : int
-        That the numbers were fitted to.
+        Number of curves, and of their rows, that the numbers were fitted to.
     held_out : str
         Whose errors these are: of ``"platforms"`` or of ``"set-ups"`` left out in turn, or those
         of a ``"wider"`` owner.

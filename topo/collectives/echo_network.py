@@ -122,7 +122,7 @@ def fit_echo(training: Sequence[Batch], test: Sequence[Batch]) -> str:
     Parameters
     ----------
     training : sequence of Batch
-        That the numbers are fitted to.
+        Batches that the numbers are fitted to.
     test : sequence of Batch
         That the stated error is taken from; what the formulas do not cover is left out.
 

@@ -138,7 +138,7 @@ class CollectiveFit:
     ----------
     numbers : dict of str to float
     curves, rows : int
-        That they were fitted to.
+        Number of curves, and of their rows, that the numbers were fitted to.
     wider : str, optional
         The owner whose numbers they stay near.
     """
@@ -264,7 +264,7 @@ def fit_owners(form: CostFormula, training: Sequence[Batch]) -> Iterator[tuple[s
     ----------
     form : CostFormula
     training : sequence of Batch
-        Whose chains end in the same owner.
+        Batches whose owner chains end in the same owner.
 
     Yields
     ------
@@ -301,11 +301,11 @@ def cross_validate(
     ----------
     form : CostFormula
     members : sequence of Batch
-        That the owner's numbers are fitted to.
+        Batches that the owner's numbers are fitted to.
     wider : mapping of str to float or None
         Numbers of the wider owner, to start from and to stay near; None: the formula's own.
     owner : str
-        Whose numbers they are to be; see `fit_formula`.
+        Owner of the fitted numbers; see `fit_formula`.
     free : sequence of str, optional
         Names of the numbers to be fitted; by default all.
 

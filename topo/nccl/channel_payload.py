@@ -128,7 +128,7 @@ def pipeline_fill(
         Index in `PROTOCOLS`.
     shape : Shape
     channels : int
-        That carry the message.
+        Number of channels that carry the message.
     settings : Settings
         May set the size of the buffers.
     constants : NcclConstants

@@ -71,7 +71,7 @@ class Choice:
     protocol : str
         ``ll``, ``ll128``, ``simple``.
     channels : int
-        That carry it.
+        Number of channels that carry the communication.
     latency : float
         Seconds until bytes flow.
     bandwidth : float
@@ -275,7 +275,7 @@ class Nccl:
         Parameters
         ----------
         bytes : int
-            That it sends.
+            Bytes that the send transfers.
         shape : Shape
             Of the two ranks.
         """

@@ -80,7 +80,7 @@ class PacketInput:
     chosen : float64, shape (n_links,)
         The same over the paths that were taken.
     most_paths : int
-        That any flow could take.
+        Largest number of paths that any flow could take.
     """
 
     n_nodes: int

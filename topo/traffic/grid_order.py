@@ -76,11 +76,11 @@ class OrderedGroups(NamedTuple):
     Attributes
     ----------
     which : int64, shape (g,)
-        Which of the groups they are, ascending.
+        Numbers of the groups within their arrangement, ascending.
     members : int64, shape (s,)
         Of each in that order, less its base.
     subgrid : Subgrid, optional
-        What they fill; None if they fill none, or it is not needed.
+        Subgrid that they fill; None if there is none, or it is not needed.
     """
 
     which: Ints

@@ -25,7 +25,7 @@ class Arrangement:
     Attributes
     ----------
     groups : int64, shape (g,)
-        Which they are, ascending.
+        Numbers of the groups, ascending.
     members : int64, shape (s,)
         Of each, in its own order, less its `base`.
     base : int64, shape (g,)

@@ -191,7 +191,7 @@ class LinkModel:
         Parameters
         ----------
         pattern : Pattern
-            That the group can carry out.
+            A pattern that the group can carry out.
         members : int64, shape (s,)
             Global ranks, in the group's order.
         """
