@@ -39,6 +39,8 @@ class Job:
     received : FromRank0
     without : tuple of str
         Libraries of kernels that the job does not have, of those that are stood in for.
+    folder : str
+        Working folder of the script.
     """
 
     script: str
@@ -55,6 +57,7 @@ class Job:
     show: bool = False
     received: FromRank0 = field(default_factory=lambda: FromRank0({}))
     without: tuple[str, ...] = ()
+    folder: str = "."
 
     @property
     def local_rank(self) -> int:

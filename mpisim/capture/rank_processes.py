@@ -153,6 +153,7 @@ def _become(path: Path) -> None:
     os.close(nothing)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     job = Job.load(path)
+    os.chdir(job.folder)
     os.environ |= _scratch(str(job.recording.parent))
     tempfile.tempdir = None  # else that of the parent
     run_job(job)

@@ -9,6 +9,7 @@ the rest is taken to do as it does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -115,6 +116,7 @@ class _Runs:
             script.show,
             received,
             script.without,
+            os.getcwd(),
         )
 
 

@@ -93,10 +93,10 @@ def _as_key(option: str, options: Container[str]) -> str:
     keys = [key for key in NAMED_BY if key.startswith(f"{name}.")]
     keys = keys or tables_with(name).split("'")[1::2]
     keys = keys or [f"job.{name}"] * (name in JobChoice.__dataclass_fields__)
-    if "--set" not in options:  # keys of the plan alone, without its name
-        of_plan = [key.removeprefix("plan.") for key in keys if key.startswith("plan.")]
-        return f" (did you mean --plan {of_plan[0]}=…?)" if of_plan else ""
-    return f" (did you mean --set {keys[0]}=…?)" if keys else ""
+    of_plan = [key.removeprefix("plan.") for key in keys if key.startswith("plan.")]
+    if "--plan" in options and of_plan:  # takes keys of the plan, without its name
+        return f" (did you mean --plan {of_plan[0]}=…?)"
+    return f" (did you mean --set {keys[0]}=…?)" if keys and "--set" in options else ""
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
