@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import fabrics
+import numpy as np
 
 from mpisim.topo import Topology
 from mpisim.topo.packets import PacketFlow, packet_settings
 
-__all__ = ["BYTES", "PLAIN", "RATE", "US", "flow", "latency", "leaves", "star"]
+__all__ = ["BYTES", "PLAIN", "RATE", "US", "flow", "latency", "leaves", "star", "uneven"]
 
 PLAIN = packet_settings(congestion="none", pfc=False)
 """Queues alone."""
@@ -44,3 +46,12 @@ def flow(
 def latency(topology: Topology, a: int, b: int) -> float:
     """Of all links of a way, ps."""
     return float(topology.latency[topology.route(a, b)].sum()) * 1e12
+
+
+def uneven(topology: Topology, rng: np.random.Generator) -> Topology:
+    """The same with bandwidths and latencies of links drawn anew."""
+    return replace(
+        topology,
+        bandwidth=topology.bandwidth * rng.uniform(0.2, 1.0, topology.n_links),
+        latency=topology.latency * rng.uniform(0.2, 3.0, topology.n_links),
+    )

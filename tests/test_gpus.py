@@ -18,6 +18,7 @@ from mpisim.kernels.operations import Gemm
 
 GPUS = "gpus.toml"
 FAMILIES = "gpu_families.toml"
+GENERATIONS = "gpu_generations.toml"
 
 OWN = """
 [mine]
@@ -257,3 +258,9 @@ def test_boards_at_half_rate_come_nearer_to_their_peak() -> None:
         shares[name] = product.flops / seconds / gpu.peak("fp16").si
     assert shares["l40s"] < shares["rtx-4090"] < 1
     assert shares["rtx-4090"] == pytest.approx(161 / 165.2, rel=0.12)
+
+
+def test_every_family_has_a_year() -> None:
+    years = packaged(GENERATIONS)
+    assert years.keys() == packaged(FAMILIES).keys()
+    assert all(2010 < each["year"] < 2030 and each["source"] for each in years.values())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packet_flows import BYTES, PLAIN, RATE, US, flow, latency, leaves, star
+from packet_flows import BYTES, PLAIN, RATE, US, flow, latency, leaves, star, uneven
 from reference.packets import ends
 
 from mpisim.base.errors import DeadlockError
@@ -186,13 +186,8 @@ def test_a_flow_begins_when_it_is_said_to() -> None:
 @given(st.data())
 def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
     """With windows, from one packet to more than a round trip, and without."""
-    topology = leaves(8, 2, 3)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    changed = replace(
-        topology,
-        bandwidth=topology.bandwidth * rng.uniform(0.2, 1.0, topology.n_links),
-        latency=topology.latency * rng.uniform(0.2, 3.0, topology.n_links),
-    )
+    changed = uneven(leaves(8, 2, 3), rng)
     flows = []
     for i in range(data.draw(st.integers(1, 12))):
         a, b = rng.choice(8, 2, replace=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packet_flows import BYTES, PLAIN, RATE, US, flow, latency, leaves, star
+from packet_flows import BYTES, PLAIN, RATE, US, flow, latency, leaves, star, uneven
 from reference.lossy_packets import Links, Sender, run
 
 from mpisim.base.errors import InputError
@@ -109,13 +109,8 @@ def test_selective_repeat_is_faster_than_go_back_n() -> None:
 @given(st.data())
 def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
     """Random links, buffers of some packets, queue pairs of several messages, short timeouts."""
-    topology = leaves(8, 2, 3)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    changed = replace(
-        topology,
-        bandwidth=topology.bandwidth * rng.uniform(0.2, 1.0, topology.n_links),
-        latency=topology.latency * rng.uniform(0.2, 3.0, topology.n_links),
-    )
+    changed = uneven(leaves(8, 2, 3), rng)
     recovery = data.draw(st.sampled_from(RECOVERIES))
     window = data.draw(st.sampled_from([0, 1, 20_000, 100_000]))
     tight = lossy(

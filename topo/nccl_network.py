@@ -411,7 +411,7 @@ class NcclNetwork:
 
     @property
     def capacity(self) -> Ints:
-        """Bandwidth of each link, shape (n_links,), in 2**-40 bytes per ps."""
+        """Link bandwidths, shape (n_links,): integers in units of 2**-40 bytes per ps."""
         return self._links.capacity
 
     def link_name(self, link: int) -> str:

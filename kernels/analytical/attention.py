@@ -119,7 +119,7 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
 
 
 def _passes(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
-    """Return the time of the kernels before and after the backward loop, in seconds."""
+    """Attention shape, GPU → seconds of the backward's side kernels (row sums, cast of dQ)."""
     batch, heads, queries, head, value = columns_as_floats(
         columns, "batch", "heads", "queries", "head_size", "value_size"
     )

@@ -38,7 +38,7 @@ HeldOut = Literal["shapes", "runs", "GPUs"]
 HELD_OUT_SHAPES: HeldOut = "shapes"
 HELD_OUT_RUNS: HeldOut = "runs"
 HELD_OUT_GPUS: HeldOut = "GPUs"
-"""Unit held out at a time to find errors."""
+"""What cross-validation leaves out at a time: rows of some shapes, whole runs, or whole GPUs."""
 
 MIN_BIN_ROWS = 20
 """Rows that a bin of errors needs to be used by itself."""

@@ -1,4 +1,4 @@
-"""Embedding lookups and their gradients: shapes, GPU → seconds.
+"""Embedding lookup or its gradient (rows, width, vocabulary), GPU → kernel time in seconds.
 
     time  = floor + sqrt(memory² + issue²)
     memory = (rows that miss + outputs + indices) / (bandwidth × share)

@@ -103,7 +103,7 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
 
 
 def instructions_beyond(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
-    """Return the time of instructions beyond that of memory, in seconds.
+    """Kernel columns, GPU, memory time → seconds that integer instructions take longer than memory.
 
     Parameters
     ----------

@@ -171,7 +171,10 @@ def unseen_errors(
 
 
 def _net(p90: float, formula: Formula, chip: LeftOutChip) -> float:
-    """Return a 90th percentile less the error added for the chip, at least a tenth of it."""
+    """90th percentile of errors on a chip → the part that its GPU's own error bar does not hold.
+
+    Errors add in quadrature; a tenth of the percentile stays in any case.
+    """
     designs = {gpu_parameters(rows.gpu).design for rows in chip.fitted}
     boards = [gpu_parameters(rows.gpu) for rows in chip.rows]
     added = min(

@@ -13,6 +13,7 @@ When a process ends, for whatever reason, the kernel kills those that it has sta
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -52,10 +53,7 @@ class RankProcesses:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._server is not None:
-            self._server.kill()
-            self._server.wait()
-            self._codes.close()
+        self._end()
         self._folder.cleanup()
 
     def record(self, job: Job) -> Recording:
@@ -82,12 +80,22 @@ class RankProcesses:
         """Have the server run the job of a file → the exit code, -N if signal N ended it."""
         server = self._server or self._started()
         assert server.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             server.stdin.write(b"%s\n" % os.fsencode(path))
             server.stdin.flush()
-        except BrokenPipeError:
-            return server.wait()
-        return int(self._codes.readline() or server.wait())
+        return int(self._codes.readline() or self._end())
+
+    def _end(self) -> int:
+        """End the server, if there is one → its exit code; the next job starts another."""
+        server, self._server = self._server, None
+        if server is None:
+            return 0
+        server.kill()  # which leaves the code of one that has ended as it is
+        assert server.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            server.stdin.close()
+        self._codes.close()
+        return server.wait()
 
     def _started(self) -> subprocess.Popen[bytes]:
         environment = {

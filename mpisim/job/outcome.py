@@ -103,7 +103,7 @@ class Costs:
     hung_error: float = 0.0
 
     def watts_of(self, state: str) -> tuple[float, float]:
-        """State of the cluster → power of the building in W, and its relative error.
+        """State of the cluster → power of the facility in W, relative error of it.
 
         Parameters
         ----------

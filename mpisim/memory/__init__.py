@@ -1,4 +1,4 @@
-"""Model, plan, GPU → memory of each pipeline stage, whether it fits, changes that make it fit.
+"""Model, plan, GPU → memory of each pipeline stage, the verdict, plans that would fit.
 
 To be read in this order; each module uses only those above it:
 

@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 MOST_LAYERS = 512
-"""Kinds of layers whose memory is kept: those of the last plans."""
+"""Entries of the cache of layer memories (one a kind of layer and plan); least recently used go."""
 
 
 # --- operators ------------------------------------------------------------------------------------

@@ -57,8 +57,10 @@ UNNAMED = "framework not named"
 
 UNNAMED_FILE = "calibration/unnamed_framework.toml"
 
-BEFORE_2022 = ("pascal", "volta", "turing", "ampere", "cdna1", "cdna2")
-"""Architectures of GPUs that came before 2022."""
+GENERATIONS_FILE = "gpu_generations.toml"
+
+FIRST_YEAR = 2022
+"""Year from which on GPUs share the class of today's; keys of `UNNAMED_FILE` name it."""
 
 UNCOMPARED = "framework, GPU or parallelism not compared with measured steps"
 """Name of the error of a framework, a division of the work and a design of GPUs of which together
@@ -294,8 +296,9 @@ def unnamed_class(kind: str, zero: int, designs: Sequence[str]) -> str:
     if kind != "dense":
         return kind
     sharding = "sharded" if zero >= 2 else "dense"
-    older = any(each.split(",")[0] in BEFORE_2022 for each in designs)
-    return f"{sharding}_before_2022" if older else sharding
+    years = packaged(GENERATIONS_FILE)
+    older = any(years[each.split(",")[0]]["year"] < FIRST_YEAR for each in designs)
+    return f"{sharding}_before_{FIRST_YEAR}" if older else sharding
 
 
 def _compared(prepared: PreparedExperiment) -> bool:

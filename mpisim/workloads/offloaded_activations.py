@@ -13,6 +13,7 @@ kernels wait for the layer that was asked for last, and the one of this window i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from mpisim.kernels.operations import Copy
 
@@ -21,7 +22,7 @@ from ..experiment.plan_options import OffloadOptions
 from .blocks import BlockBuilder
 from .operators import Compute, Layer
 
-__all__ = ["ActivationOffload", "windows"]
+__all__ = ["ActivationOffload", "LayerCopies", "windows"]
 
 TO_HOST, FROM_HOST = "activations to host", "activations from host"
 DOWN, UP = "activations down", "activations up"
@@ -58,8 +59,28 @@ def windows(layers: int, offloaded: int) -> tuple[int, ...]:
     return tuple(even * (i + 1) - 1 + min(i + 1, longer) for i in range(offloaded))
 
 
+class LayerCopies(Protocol):
+    """Writes copies to the host and back around the passes of a model chunk's layers.
+
+    In all methods `layer` is the index of a layer of the chunk, and `block` what its pass is
+    written with.
+    """
+
+    def writes(self, layer: int) -> bool:
+        """Layer → whether anything is written around its passes."""
+
+    def before_forward(self, block: BlockBuilder, layer: int) -> None:
+        """Write what comes before a layer's forward."""
+
+    def after_forward(self, block: BlockBuilder, layer: int) -> None:
+        """Write what comes after a layer's forward."""
+
+    def before_backward(self, block: BlockBuilder, layer: int) -> None:
+        """Write what comes before a layer's backward, or before it is computed again."""
+
+
 class ActivationOffload:
-    """Write the copies of a model chunk's activations into its passes.
+    """Copies of a model chunk's activations, by Transformer Engine's windows; a `LayerCopies`.
 
     Parameters
     ----------
@@ -82,27 +103,14 @@ class ActivationOffload:
         self._row: int | None = None
 
     def writes(self, layer: int) -> bool:
-        """Return whether anything is written after the forward of a layer, or before its backward.
-
-        Parameters
-        ----------
-        layer : int
-            Of the chunk.
-        """
+        """Layer → whether it is the first one, or the last one of a window."""
         return layer == self._first or layer in self._window
 
     def before_forward(self, block: BlockBuilder, layer: int) -> None:
-        """Before a layer's forward: nothing."""
+        """Write nothing."""
 
     def after_forward(self, block: BlockBuilder, layer: int) -> None:
-        """After a layer's forward: start the first copy, or wait for one and start the next.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-        layer : int
-            Of the chunk.
-        """
+        """Start the first copy, or wait for one and start the next."""
         if layer == self._first:
             self._row = self._copy(block, 0, TO_HOST, DOWN)
         i = self._window.get(layer)
@@ -113,14 +121,7 @@ class ActivationOffload:
                 self._row = self._copy(block, i + 1, TO_HOST, DOWN)
 
     def before_backward(self, block: BlockBuilder, layer: int) -> None:
-        """Before a layer's backward: wait for the copy asked for last, and ask for the next.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-        layer : int
-            Of the chunk.
-        """
+        """Wait for the copy asked for last, and ask for the next."""
         i = self._window.get(layer)
         if i is not None:
             before = self._row if i + 1 < len(self._tasks) else None

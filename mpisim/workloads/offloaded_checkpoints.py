@@ -55,7 +55,7 @@ def check_number(blocks: int, offloaded: int) -> None:
 
 
 class CheckpointOffload:
-    """Write the copies of the inputs of a model chunk's layers into its passes.
+    """Copies of the inputs of a model chunk's layers; a `LayerCopies`.
 
     Parameters
     ----------
@@ -76,24 +76,11 @@ class CheckpointOffload:
         self._rows: dict[int, int] = {}
 
     def writes(self, layer: int) -> bool:
-        """Return whether anything is written around the forward of a layer, or its backward.
-
-        Parameters
-        ----------
-        layer : int
-            Of the chunk.
-        """
+        """Layer → whether its input or that of the next is copied, or it is the last one."""
         return layer in self._tasks or layer + 1 in self._tasks or layer == self._last
 
     def before_forward(self, block: BlockBuilder, layer: int) -> None:
-        """Before a layer's forward: copy its input to the host.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-        layer : int
-            Of the chunk.
-        """
+        """Copy the layer's input to the host."""
         task = self._tasks.get(layer)
         if task is None:
             return
@@ -106,27 +93,13 @@ class CheckpointOffload:
         self._rows[layer] = block.compute_beside(Compute(TO_HOST, task), STREAM)
 
     def after_forward(self, block: BlockBuilder, layer: int) -> None:
-        """After the last layer's forward: wait for all copies.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-        layer : int
-            Of the chunk.
-        """
+        """Wait for all copies after the last layer."""
         if layer == self._last:
             block.await_next(list(self._rows.values()))
             self._rows = {}
 
     def before_backward(self, block: BlockBuilder, layer: int) -> None:
-        """Before a layer is computed again: wait for its input, and ask for the one before.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-        layer : int
-            Of the chunk.
-        """
+        """Wait for the layer's input, and ask for the one before."""
         own = self._tasks.get(layer)
         if not self._beside:
             if own is not None:

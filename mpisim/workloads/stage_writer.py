@@ -46,7 +46,7 @@ from .host import host_of
 from .input_pipeline import loads_images, write_input, write_wait
 from .layout import Layout, ModelChunk
 from .messages import PipelineMessages, messages_of_stage, streams
-from .offloaded_activations import ActivationOffload
+from .offloaded_activations import ActivationOffload, LayerCopies
 from .offloaded_checkpoints import CheckpointOffload
 from .operators import BackwardPart, Operator
 from .optimizer import write_optimizer
@@ -139,7 +139,7 @@ class StageWriter:
         self._recomputes = [recomputed_layers(plan, chunk.numbers) for chunk in self._chunks]
         host = host_of(layout.experiment, layout.grid.world)
         kind = CheckpointOffload if plan.offloads_checkpoints else ActivationOffload
-        self._offload = (  # where there is no pipeline, so of the only chunk
+        self._offload: LayerCopies | None = (  # where there is no pipeline, so of the only chunk
             kind(self._chunks[0].layers, plan.offload, host.sharers)
             if plan.offload.activations
             else None

@@ -57,7 +57,7 @@ def curve_name(row: CsvRow) -> str:
 
 
 def _setup(row: CsvRow, settings: tuple[tuple[str, str], ...]) -> str:
-    """Return the key that repeated runs of nccl-tests share."""
+    """Row, NCCL settings → key that is equal for repeated nccl-tests runs of one configuration."""
     version = re.search(r"\d+\.\d+(\.\d+)?", row["nccl_version"])
     group = f"{row.whole('num_gpus')} GPUs on {row.whole('num_nodes')} nodes"
     return " | ".join(

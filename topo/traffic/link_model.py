@@ -105,7 +105,7 @@ class LinkModel:
 
     @cached_property
     def capacity(self) -> Ints:
-        """Bandwidth of each link, shape (n_links,), in 2**-40 bytes per ps."""
+        """Link bandwidths, shape (n_links,): integers in units of 2**-40 bytes per ps."""
         return integer_rates(self.topology.bandwidth)
 
     @cached_property

@@ -276,6 +276,7 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     received_size = sent_size if s.dispatches_fp8 else e
 
     hybrid = s.plan.framework.moe_dispatcher == "hybrid-ep"
+    exchange = _hybrid_exchange(s, routing)
     choices = routing.tokens * s.model.experts
     forward: list[Task] = []
     if not hybrid:
@@ -287,7 +288,6 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     elif s.grid.ep > 1:
         size = MAP_ENTRY_BYTES * choices * s.grid.ep
         forward.append(Communicate("token maps all-gather", Operation.ALL_GATHER, "ep", size))
-        exchange = _hybrid_exchange(s, routing)
         forward.append(
             _token_maps(size) if exchange is None else scan_maps(exchange, s.model.experts)
         )
@@ -309,7 +309,6 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     fused = s.plan.framework.moe_multihot_fusion
     if deep_ep:
         forward += map_experts(found, fused=fused)
-    exchange = _hybrid_exchange(s, routing)
     if exchange is not None:
         forward.append(place_rows(exchange))
         forward.append(copy_rows("permutation", exchange, received_size * h))
