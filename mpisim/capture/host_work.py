@@ -1,4 +1,4 @@
-"""What the CPU does with parameters and gradients in its memory → bytes that it reads and writes.
+"""CPU operators on parameters and gradients in host memory → bytes that they read and write.
 
 Steps of torch.optim's optimizers are one kernel (``fused=True``) or a loop of operations
 (``_single_tensor_adam`` in torch/optim/adam.py, which is also what ``foreach`` is on the CPU);
@@ -20,7 +20,7 @@ from .recording import HostWork, ItemKind
 __all__ = ["LEAST_BYTES", "OptimizersOnCpu", "bytes_of", "record_operator"]
 
 LEAST_BYTES = 1 << 20
-"""Of an operator on the CPU that is recorded: smaller ones are the CPU's work beside launches."""
+"""Fewest bytes of a recorded CPU operator; smaller ones count as host time between launches."""
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
@@ -64,11 +64,11 @@ class OptimizersOnCpu:
         self._done = 0
 
     def begins(self) -> None:
-        """An optimizer begins a step."""
+        """Note what has been recorded before an optimizer's step."""
         self._done = self._recorder.count(ItemKind.HOST_WORK)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step, which is recorded unless a library of kernels has done so.
+        """Record an optimizer's step on the CPU, unless a stand-in (DeepSpeedCPUAdam) has done so.
 
         Parameters
         ----------

@@ -42,7 +42,7 @@ UNKNOWN = "kernels of unknown operators"
 """Name of the error of what is priced by its bytes alone."""
 
 ON_CPU = -2
-"""Number of the stream of what the CPU does in its memory."""
+"""Stream number of CPU operators (optimizers, conversions)."""
 
 Slot = tuple[int, int, int]
 """Place of a group among those of a rank; positions of sender and receiver, -1 for collectives."""
@@ -182,7 +182,7 @@ class _TableWriter:
         ]
 
     def _host_work(self, item: Item) -> None:
-        """Write what the CPU does in its memory, for which it takes all its time."""
+        """Write a CPU operator: a row beside the GPU's streams, and the host's wait for it."""
         assert self.host is not None
         loops = item.number == HostWork.LOOP
         duration = self.host.duration(item.bytes, loops=loops)
