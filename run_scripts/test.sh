@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every check of a change: set up, lint, types, headline errors against measured data (without arguments
 # only), the tests in one process, then those that are about several processes on 2 and on 4 with Open
-# MPI 5, on 2 with Open MPI 4.1 and with MPICH, how runs end under the launchers of these two, and the
-# digests of all three. Exits with an error if any part fails, after running them all. An MPI
+# MPI 5, those of all kinds of MPI calls on 2 with Open MPI 4.1 and with MPICH, how runs end under the
+# launchers of these two, and the digests of all three. Exits with an error if any part fails, after running them all. An MPI
 # (with_mpi.sh) or PyTorch that cannot be had here is said and left out; of an MPI that is an error, too,
 # where CI is set. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that some
 # tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium (get_browser.sh),
