@@ -19,6 +19,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 MPIS = ("openmpi5", "openmpi4", "mpich")
@@ -72,16 +74,18 @@ def main() -> int:
     if args.work is not None:
         return work(Path(args.work))
     found: dict[str, dict[str, str]] = {name: {} for name in CASES}
-    missing = []
+    missing = set()
     with tempfile.TemporaryDirectory() as folder:
-        for mpi in args.mpi:
-            for processes in args.processes:
-                each = launched(mpi, processes, folder)
-                if each is None:
-                    missing.append(mpi)
-                    break
-                for name, digest in each.items():
-                    found[name][f"{mpi} -n {processes}"] = digest
+        # One process leaves cores idle: those of all libraries run beside one another.
+        for processes in sorted(args.processes):
+            some = [mpi for mpi in args.mpi if mpi not in missing]
+            with ThreadPoolExecutor(2 if processes == 1 else 1) as pool:
+                work_of = partial(launched, processes=processes, folder=Path(folder))
+                for mpi, each in zip(some, pool.map(work_of, some), strict=True):
+                    if each is None:
+                        missing.add(mpi)
+                    for name, digest in (each or {}).items():
+                        found[name][f"{mpi} -n {processes}"] = digest
     differing = [name for name, digests in found.items() if len(set(digests.values())) != 1]
     for name, digests in found.items():
         print(f"{name:26s} {'DIFFERS' if name in differing else next(iter(digests.values()))}")
@@ -92,16 +96,18 @@ def main() -> int:
     return 1 if differing or (missing and os.environ.get("CI")) else 0
 
 
-def launched(mpi: str, processes: int, folder: str) -> dict[str, str] | None:
+def launched(mpi: str, processes: int, folder: Path) -> dict[str, str] | None:
     """Return the digests under one library; None if it cannot be had."""
     script = Path(__file__).resolve()
+    place = folder / f"{mpi}-{processes}"
+    place.mkdir()
     command = ["bash", str(script.with_name("with_mpi.sh")), mpi, "mpirun", "-n", str(processes)]
-    done = subprocess.run([*command, "python", str(script), "--work", folder], cwd=folder)
+    done = subprocess.run([*command, "python", str(script), "--work", str(place)], cwd=place)
     if done.returncode == SKIPPED:
         return None
     if done.returncode:
         raise SystemExit(f"digests: {mpi} on {processes} processes ended with {done.returncode}")
-    found: dict[str, str] = json.loads((Path(folder) / "found.json").read_text())
+    found: dict[str, str] = json.loads((place / "found.json").read_text())
     return found
 
 

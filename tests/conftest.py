@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -45,21 +46,31 @@ LONGEST = {
             "test_capture_ranks.py",
             "test_capture_compiled.py",
             "test_extrapolate_captured.py",
+            "test_extrapolate_parallel_stages.py",
             "test_extrapolate_parallel.py",
             "test_capture_sequences.py",
             "test_capture_stand_ins_attention.py",
             "test_fuzz.py",
             "test_page_browser.py",
             "test_batch_systems.py",
+            "test_experiments_data.py",
+            "test_search_traces.py",
+            "test_search_spaces.py",
+            "test_search_exhaustive.py",
             "test_search.py",
+            "test_extrapolate_parallel_rounds.py",
             "test_capture_memory.py",
             "test_faults.py",
             "test_run.py",
+            "test_extrapolate_parallel_gpus.py",
+            "test_extrapolate.py",
+            "test_extrapolate_closed_loop.py",
+            "test_export_command.py",
             "test_decentralized.py",
         )
     )
 }
-"""Files that come first: one of them, begun last, would keep one of two workers busy alone."""
+"""Files that come first: one of them, begun last, would keep one of the workers busy alone."""
 
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_")
 
@@ -83,6 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Containers often have Python keep nothing that it compiles (PYTHONDONTWRITEBYTECODE): every
     # process of every run of the tests would compile all of them again.
     sys.dont_write_bytecode = False
+    # A shell has what it starts in the background ignore Ctrl-C, and so would all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if without_launcher():
         with no_transports():  # else each run of the tests leaves a segment in /dev/shm
             import mpi4py.MPI  # noqa: F401

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from captures import needs_torch
 
 from mpisim.operators import TensorSpec, kernels_of
 
-torch = pytest.importorskip("torch")
+pytestmark = needs_torch
 
 ELEMENTS = 100_000_000
 
 
 def tensor(*shape: int, dtype: str = "bfloat16") -> object:
     """A tensor that has no values."""
+    import torch
+
     return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
 

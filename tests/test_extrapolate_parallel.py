@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -112,14 +112,25 @@ OTHERS = {
 """Text, batch and replicas of a node."""
 
 
-@pytest.mark.parametrize("name", OTHERS)
+class Other(NamedTuple):
+    """A recorded job of another plan, and its replicas on each node."""
+
+    job: Job
+    replicas: int
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Other:
+    """One of the other plans, recorded once for all numbers of nodes."""
+    text, batch, replicas = OTHERS[request.param]
+    return Other(recorded(text, batch, tmp_path_factory.mktemp("other")), replicas)
+
+
 @pytest.mark.parametrize("nodes", [2, 8])
-def test_other_plans(name: str, nodes: int, tmp_path: Path) -> None:
+def test_other_plans(other: Other, nodes: int) -> None:
     """Communications that overlap slow kernels down otherwise than in the recording."""
-    text, batch, replicas = OTHERS[name]
-    (tmp_path / "one").mkdir()
-    job = recorded(text, batch, tmp_path / "one")
-    found = job.grown(nodes * replicas)
+    job = other.job
+    found = job.grown(nodes * other.replicas)
     expected = job.generated(nodes).run
     assert traffic(found.program) == traffic(expected.program)
     step = float(expected.step_time) / 1e12

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +72,24 @@ STAGES = {
 """By name: experiment, pipeline stages recorded, stages extrapolated to, global batch."""
 
 
+Recorded = Callable[[str, int, int], TraceJob]
+
+
+@pytest.fixture(scope="module")
+def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Text, stages and batch → the recorded job, made once for all tests that change it."""
+
+    @cache
+    def job(text: str, stages: int, batch: int) -> TraceJob:
+        return recorded_on_stages(text, stages, tmp_path_factory.mktemp("job"), batch)
+
+    return job
+
+
 @pytest.mark.parametrize("name", STAGES)
-def test_stages_are_as_generated(name: str, tmp_path: Path) -> None:
+def test_stages_are_as_generated(name: str, recorded_once: Recorded, tmp_path: Path) -> None:
     text, before, after, batch = STAGES[name]
-    job = recorded_on_stages(text, before, tmp_path, batch)
+    job = recorded_once(text, before, batch)
     for stages in after:
         found = extrapolate_parallel(
             job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), stages=stages
@@ -103,9 +119,11 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_another_schedule_is_as_generated(name: str, tmp_path: Path) -> None:
+def test_another_schedule_is_as_generated(
+    name: str, recorded_once: Recorded, tmp_path: Path
+) -> None:
     before, after, stages, batch, change = CHANGED[name]
-    job = recorded_on_stages(before, stages, tmp_path, batch)
+    job = recorded_once(before, stages, batch)
     found = extrapolate_parallel(job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), **change)
     expected = on_stages(after, stages, tmp_path, batch)
     step = float(expected.run.step_time) / 1e12
@@ -228,8 +246,10 @@ def test_every_message_is_received(order: PipelineOrder) -> None:
         ),
     ],
 )
-def test_stages_that_cannot_be_told(text: str, stages: int, said: str, tmp_path: Path) -> None:
-    job = recorded_on_stages(text, 2, tmp_path)
+def test_stages_that_cannot_be_told(
+    text: str, stages: int, said: str, recorded_once: Recorded
+) -> None:
+    job = recorded_once(text, 2, 32)
     with pytest.raises(InputError) as error:
         extrapolate_parallel(job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), stages=stages)
     assert said in str(error.value)

@@ -39,7 +39,8 @@ def test_thresholds_name_what_is_computed() -> None:
     commands, wanted = headline_errors.read()
     assert {each.group for each in wanted} == set(commands)
     for each in wanted:
-        assert any(each.figure[0] in line for line in commands[each.group]), each.name
+        lines = [line for beside in commands[each.group] for line in beside]
+        assert any(each.figure[0] in line for line in lines), each.name
         assert not each.worse(each.value), each.name
         assert each.value > 0 or each.name in ("traces-one-gpu", "memory-went"), each.name
 
@@ -94,4 +95,11 @@ def test_without_measured_data(ci: str, code: int, tmp_path: Path) -> None:
 
 def test_a_command_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="echo no >&2; exit 3: exit code 3\nno"):
-        headline_errors.run(["true", "echo no >&2; exit 3"], tmp_path, tmp_path)
+        headline_errors.run([["true"], ["true", "echo no >&2; exit 3"]], tmp_path, tmp_path)
+
+
+def test_commands_of_a_list_run_beside_one_another(tmp_path: Path) -> None:
+    """Each of two waits for what the other makes, after what the one before them made."""
+    waits = "for i in $(seq 300); do test -e {} && exit 0; sleep 0.1; done; exit 1"
+    first, second = (f"touch {a} && test -e made && {waits.format(b)}" for a, b in ("xy", "yx"))
+    headline_errors.run([["touch made"], [first, second]], tmp_path, tmp_path)

@@ -97,9 +97,12 @@ def imports(module: str, path: Path) -> set[str]:
     return {each for each in found if each in MODULES and each != module} - {package, "mpisim"}
 
 
-GRAPH = nx.DiGraph(
-    (module, target) for module, path in MODULES.items() for target in imports(module, path)
-)
+@pytest.fixture(scope="module")
+def graph() -> nx.DiGraph:
+    """Return the imports of every module: each file is parsed, which takes seconds."""
+    return nx.DiGraph(
+        (module, target) for module, path in MODULES.items() for target in imports(module, path)
+    )
 
 
 def exported(tree: ast.Module) -> list[str]:
@@ -126,8 +129,8 @@ def part_of(module: str) -> str:
     return module.split(".")[1]
 
 
-def test_there_is_no_circle() -> None:
-    circles = [sorted(each) for each in nx.strongly_connected_components(GRAPH) if len(each) > 1]
+def test_there_is_no_circle(graph: nx.DiGraph) -> None:
+    circles = [sorted(each) for each in nx.strongly_connected_components(graph) if len(each) > 1]
     assert circles == []
 
 
@@ -137,11 +140,11 @@ def test_every_part_has_its_layer() -> None:
 
 
 @pytest.mark.parametrize("part", [part for layer in LAYERS for part in layer])
-def test_no_arrow_goes_up(part: str) -> None:
+def test_no_arrow_goes_up(part: str, graph: nx.DiGraph) -> None:
     height = {name: i for i, layer in enumerate(LAYERS) for name in layer}
     up = [
         f"{module} imports {target}"
-        for module, target in GRAPH.edges
+        for module, target in graph.edges
         if module not in FRONT and target not in FRONT
         if part_of(module) == part != part_of(target)
         if height[part_of(target)] >= height[part]
@@ -151,10 +154,12 @@ def test_no_arrow_goes_up(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["kernels", "topo"])
-def test_top_level_folders_need_nothing_of_mpisim_but_its_base(part: str) -> None:
+def test_top_level_folders_need_nothing_of_mpisim_but_its_base(
+    part: str, graph: nx.DiGraph
+) -> None:
     needed = {
         part_of(target)
-        for module, target in GRAPH.edges
+        for module, target in graph.edges
         if module.startswith(f"mpisim.{part}.") or module == f"mpisim.{part}"
     }
     assert needed <= {part, "base", "data"}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captures import needs_torch
 
 import mpisim
 from mpisim.base.errors import UsageError
@@ -20,7 +21,7 @@ from mpisim.traces.et import read_et
 from mpisim.traces.kineto import read_kineto
 from mpisim.traces.sources import find_sources
 
-torch = pytest.importorskip("torch")
+pytestmark = needs_torch
 
 RANKS, STEPS = 2, 3
 WORKER = Path(__file__).with_name("record_worker.py")
@@ -204,6 +205,8 @@ def test_an_error_in_the_loop_stays_the_error(tmp_path: Path) -> None:
 
 
 def test_one_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "8")
     for _ in range(2):
@@ -237,7 +240,10 @@ def test_wrong_recordings(tmp_path: Path, options: dict[str, Any], said: str) ->
         mpisim.record(tmp_path, **options)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_memory_needs_a_gpu(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
     with pytest.raises(UsageError, match="memory=True needs a GPU"):
         mpisim.record(tmp_path, memory=True)

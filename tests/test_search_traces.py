@@ -18,7 +18,7 @@ from mpisim.experiment import ProgramExperiment
 from mpisim.extrapolate import Target, TracedStep, extrapolate, read_step
 from mpisim.extrapolate.parallel import extrapolate_parallel
 from mpisim.prediction.prepared_program import prepare_captured
-from mpisim.replay import read_job
+from mpisim.replay import TraceJob
 from mpisim.search import answer, explore, read_search
 from mpisim.search.answer import answer_lines
 from mpisim.search.records import Status
@@ -178,16 +178,15 @@ def job_space(shared: Path, vary: dict[str, Any], **search: Any) -> SearchSpace:
     return read_search(given, "x.toml")
 
 
-def test_a_job_of_several_ranks(shared: Path) -> None:
+def test_a_job_of_several_ranks(shared: Path, megatron: TraceJob) -> None:
     vary = {"plan.dp": [1, 4], "cluster.preset": ["a800-8gpu", "dgx-h100"]}
     space = job_space(shared, vary, objectives=["tokens_per_second"])
     found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
-    job = read_job([shared / MEGATRON], MPI.COMM_SELF)
     traced = find_cluster("a800-8gpu")
     for each in found.best:
         dp, preset = each.settings["plan.dp"], each.settings["cluster.preset"]
         alone = extrapolate_parallel(
-            job, MPI.COMM_SELF, dp=dp, cluster=find_cluster(preset), traced_cluster=traced
+            megatron, MPI.COMM_SELF, dp=dp, cluster=find_cluster(preset), traced_cluster=traced
         )
         assert each.step_ps == round(alone.step * 1e12)
         assert (each.gpus, each.tokens) == (4 * dp, 64 * dp)
@@ -197,7 +196,7 @@ def test_a_job_of_several_ranks(shared: Path) -> None:
     assert "--dp 4 --traced-cluster a800-8gpu" in said[-1]
 
 
-def test_measured_collectives_of_a_job(shared: Path, tmp_path: Path) -> None:
+def test_measured_collectives_of_a_job(shared: Path, megatron: TraceJob, tmp_path: Path) -> None:
     """``[network] calibration``: as ``mpisim extrapolate --calibration``, and in its command."""
     file = calibration_file(tmp_path, bandwidth_across=0.1)
     space = read_search(
@@ -211,7 +210,7 @@ def test_measured_collectives_of_a_job(shared: Path, tmp_path: Path) -> None:
     )
     found = TracedCandidates(space).of(0)
     alone = extrapolate_parallel(
-        read_job([shared / MEGATRON], MPI.COMM_SELF),
+        megatron,
         MPI.COMM_SELF,
         dp=4,
         cluster=find_cluster("dgx-h100"),
