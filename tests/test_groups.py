@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpisim.topo.nccl.shape import Shape
 from mpisim.topo.nccl.system import System
-from mpisim.topo.traffic.groups import group_equal_rows, shapes_of
+from mpisim.topo.traffic.groups import arrangements, group_equal_rows, shapes_of
 
 GROUPS = st.lists(
     st.lists(st.integers(0, 50), min_size=1, max_size=9, unique=True), min_size=1, max_size=12
@@ -23,6 +23,30 @@ def test_they_are_those_of_each_group(groups: list[list[int]], gpus: int, nics: 
     label, shapes = shapes_of(index, members, system)
     assert [shapes[i] for i in label] == [Shape.of(group, system) for group in groups]
     assert len(set(shapes)) == len(shapes)
+
+
+@given(GROUPS, st.sampled_from([1, 2, 4, 8]))
+def test_arrangements_are_the_groups_that_are_shifts_and_lie_on_nodes_alike(
+    groups: list[list[int]], gpus: int
+) -> None:
+    def seen(group: list[int]) -> list[tuple[int, int]]:
+        return [(rank - group[0], rank // gpus - group[0] // gpus) for rank in group]
+
+    index = np.cumsum([0, *map(len, groups)])
+    members = np.array([rank for group in groups for rank in group], np.int32)
+    found = arrangements(index, members, gpus)
+    assert sorted(i for each in found for i in each.groups.tolist()) == list(range(len(groups)))
+    for each in found:
+        assert each.base.min() >= 0
+        assert 0 <= each.members[0] < gpus
+        rows, which = each.by_seat(gpus)
+        for number, base, row in zip(each.groups.tolist(), each.base, rows[which], strict=True):
+            group = groups[number]
+            assert (each.members + base).tolist() == group
+            assert seen(row.tolist()) == seen(each.members.tolist()) == seen(group)
+            assert row[0] == group[0] % gpus
+    kinds = [seen(groups[each.groups[0]]) for each in found]
+    assert len({tuple(kind) for kind in kinds}) == len(kinds)
 
 
 @given(

@@ -20,10 +20,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.base.distinct import distinct, numbered
+from mpisim.base.distinct import numbered
 
 from .algorithm_patterns import AlgorithmPatterns
-from .traffic.groups import arrangements, shapes_of
+from .traffic.groups import arrangements, group_equal_rows, shapes_of
 from .traffic.link_limits import IMPOSSIBLE, UNLIMITED, LimitArrays, LinkLimit, Placement
 from .traffic.link_model import LinkModel
 from .traffic.patterns import Pattern
@@ -58,18 +58,26 @@ def place_groups(
     known: dict[Placement, int] = {}
     found = np.empty(len(index) - 1, np.int64)
     for each in arranged:
-        shape = shapes[label[each.groups[0]]]
-        for bits in distinct(operations[each.groups]).tolist():
-            same = operations[each.groups] == bits
-            usable = patterns.of_operations(bits, shape)
-            limits, number = links.limits(each.members, each.base[same], usable)
-            first, which = _unlike_rows(limits, int(number.max()) + 1)
+        # Groups that are on other GPUs of their nodes may be next to fewer NICs.
+        for which in _split(label[each.groups], operations[each.groups]):
+            groups = each.groups[which]
+            shape = shapes[label[groups[0]]]
+            usable = patterns.of_operations(int(operations[groups[0]]), shape)
+            limits, number = links.limits(each.members, each.base[which], usable)
+            first, kind = _unlike_rows(limits, int(number.max()) + 1)
             numbers = []
             for row in first.tolist():
                 placement = Placement(shape, _limits_at(usable, limits, row))
                 numbers.append(known.setdefault(placement, len(known)))
-            found[each.groups[same]] = np.array(numbers)[which][number]
+            found[groups] = np.array(numbers)[kind][number]
     return found, list(known)
+
+
+def _split(label: Ints, operations: Ints) -> list[NDArray[np.intp]]:
+    """Return the groups, by place, of each shape and operations."""
+    if (label == label[0]).all() and (operations == operations[0]).all():  # as a rule
+        return [np.arange(len(label))]
+    return group_equal_rows(np.stack([label, operations], axis=1))
 
 
 def _unlike_rows(limits: list[LimitArrays], n: int) -> tuple[Ints, Ints]:

@@ -91,8 +91,8 @@ def execute(
         nonlocal setup, number
         number += 1
         label = "simulating" if number == 1 else f"simulating, pass {number}"
-        # Runs that only tell what overlaps need not simulate every rank by itself, though the last
-        # is to: the times are the same.
+        # Runs that only tell what overlaps need no digest, and need not simulate every rank by
+        # itself, though the last is to: the times are the same.
         found = engine.simulate(
             program,
             comm,
@@ -106,7 +106,7 @@ def execute(
             wire_delays=wire_delays,
             setup=setup,
             setups=setups,
-            digest=digest,
+            digest=last and digest,
         )
         setup = found.setup if number == 1 else setup  # later runs differ in durations alone
         if passes is not None:

@@ -156,7 +156,8 @@ def _from_two_steps(
         pair = [prepared.with_micro_batches(number) for number in steps[:2]]
     if not may_repeat(*(each.program for each in pair)):
         return None
-    shorter, longer = (_simulated(each, comm, fold, progress) for each in pair)
+    shorter = _simulated(pair[0], comm, fold, progress, critical_path=False)
+    longer = _simulated(pair[1], comm, fold, progress, critical_path=True)
     window: PeriodicWindow | None = None
     for one, other in zip(shorter.passes, longer.passes, strict=True):
         window = periodic_window(one, other, comm, window)
@@ -181,12 +182,17 @@ def _from_two_steps(
 
 
 def _simulated(
-    short: PreparedExperiment, comm: Intracomm, fold: bool | None, progress: bool
+    short: PreparedExperiment,
+    comm: Intracomm,
+    fold: bool | None,
+    progress: bool,
+    *,
+    critical_path: bool,
 ) -> _Short:
-    """Simulate a short step. **Collective.**"""
+    """Simulate a short step. The path of the whole step is that of the longer. **Collective.**"""
     passes: list[Run] = []
     run, overlap = execute(
-        short, comm, fold=fold, critical_path=True, progress=progress, passes=passes
+        short, comm, fold=fold, critical_path=critical_path, progress=progress, passes=passes
     )
     return _Short(short, run, overlap, passes)
 

@@ -3,7 +3,7 @@
 Read in this order.
 
 ``groups``
-    Arrangements: groups that differ by whole nodes only.
+    Arrangements: groups that are shifts of each other and lie on nodes alike.
 ``grid_order``
     The order of a group's members along the fabric, and data parts dimension by dimension.
 ``transfers``

@@ -120,7 +120,7 @@ def order_by_subgrid(
     members, base
         See `order_by_tour`.
     gpus_per_node : int
-        Each base is a multiple of it.
+        No base takes members of one node apart.
     """
     grid = topology.grid
     all_groups = np.arange(len(base))

@@ -1,4 +1,9 @@
-"""Groups of ranks → arrangements: groups that differ by a shift of whole nodes only."""
+"""Groups of ranks → arrangements: groups that are shifts of each other and lie on nodes alike.
+
+By which links a transfer goes depends on its two ranks. Which transfers there are depends on the
+order of a group's members and on which of them share a node, so all groups of an arrangement have
+the same transfers and hops, each shifted by its `base`.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +25,35 @@ Ints = NDArray[np.int64]
 
 @frozen(eq=False)
 class Arrangement:
-    """Groups that differ by whole nodes only.
+    """Groups that are shifts of each other, with the same members together on nodes.
 
     Attributes
     ----------
     groups : int64, shape (g,)
         Numbers of the groups, ascending.
     members : int64, shape (s,)
-        Of each, in its own order, less its `base`.
+        Of each, in its own order, less its `base`. The first is a GPU of node 0.
     base : int64, shape (g,)
-        The first GPU of the node of each group's first member.
+        0 or more; a multiple of the GPUs of a node for some group at least.
     """
 
     groups: Ints
     members: Ints
     base: Ints
+
+    def by_seat(self, gpus_per_node: int) -> tuple[Ints, Ints]:
+        """Return members on and after node 0, and which of these rows each group is shifted from.
+
+        Groups that differ by whole nodes share a row: it says on which GPUs of its nodes, and so
+        next to which NICs, a group is.
+
+        Returns
+        -------
+        members : int64, shape (k, s)
+        which : int64, shape (g,)
+        """
+        seat, _, which = numbered(self.base % gpus_per_node)
+        return self.members + seat[:, None], which
 
 
 def arrangements(index: Ints, members: NDArray[np.int32], gpus_per_node: int) -> list[Arrangement]:
@@ -50,25 +69,33 @@ def arrangements(index: Ints, members: NDArray[np.int32], gpus_per_node: int) ->
 
     Examples
     --------
-    >>> found = arrangements(np.array([0, 2, 4]), np.array([1, 9, 17, 25]), 8)
+    >>> found = arrangements(np.array([0, 2, 4, 6]), np.array([2, 10, 17, 25, 7, 9]), 8)
     >>> [(each.groups.tolist(), each.members.tolist(), each.base.tolist()) for each in found]
-    [([0, 1], [1, 9], [0, 16])]
+    [([2], [7, 9], [0]), ([0, 1], [1, 9], [1, 16])]
     """
     sizes = np.diff(index)
     found = []
     for size in distinct(sizes).tolist():
         groups = np.flatnonzero(sizes == size)
         ranks = members[index[groups, None] + np.arange(size)].astype(np.int64)
-        base = ranks[:, 0] // gpus_per_node * gpus_per_node
-        ranks -= base[:, None]
-        for which in group_equal_rows(ranks):
-            found.append(Arrangement(groups[which], ranks[which[0]], base[which]))
+        node = ranks // gpus_per_node
+        first = ranks[:, 0].copy()
+        seat = first - node[:, 0] * gpus_per_node
+        ranks -= first[:, None]
+        node -= node[:, :1].copy()
+        # Shift and node of each other member, as one number: nodes differ by less than a half.
+        apart = 2 * int(np.abs(node).max(initial=0)) + 1
+        for which in group_equal_rows(ranks[:, 1:] * apart + node[:, 1:]):
+            lowest = seat[which].min()
+            found.append(
+                Arrangement(groups[which], ranks[which[0]] + lowest, first[which] - lowest)
+            )
     return found
 
 
 def group_equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
     """Rows of a matrix → indices of equal rows, ascending, an array for each distinct row."""
-    which = _number_pairs(rows) if rows.shape[1] == 2 else None
+    which = _number_few(rows) if rows.shape[1] <= 2 else None
     if which is None:
         which = _number_rows(rows)
     count = np.bincount(which)
@@ -78,14 +105,17 @@ def group_equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
     return [order[begin:end] for begin, end in pairwise(ends)]
 
 
-def _number_pairs(rows: Ints) -> Ints | None:
-    """Number the distinct rows of two columns without a sort; None where they span too much."""
-    low = rows.min(axis=0, initial=0)
-    span = rows.max(axis=0, initial=0) - low + 1
-    if int(span[0]) * int(span[1]) > 16 * len(rows) + 4096:
-        return None
-    key = (rows[:, 0] - low[0]) * span[1] + (rows[:, 1] - low[1])
-    present = np.zeros(int(span[0] * span[1]), bool)
+def _number_few(rows: Ints) -> Ints | None:
+    """Number the distinct rows of up to two columns without a sort; None if they span too much."""
+    key, count = np.zeros(len(rows), np.int64), 1
+    for column in rows.T:
+        low = int(column.min(initial=0))
+        span = int(column.max(initial=0)) - low + 1
+        count *= span
+        if count > 16 * len(rows) + 4096:
+            return None
+        key = key * span + (column - low)
+    present = np.zeros(count, bool)
     present[key] = True
     return np.asarray((np.cumsum(present) - 1)[key])
 
@@ -133,6 +163,8 @@ def shapes_of(
     label = np.empty(len(index) - 1, np.int64)
     known: dict[Shape, int] = {}
     for each in arranged:
-        shape = Shape.of(each.members.tolist(), system)
-        label[each.groups] = known.setdefault(shape, len(known))
+        rows, which = each.by_seat(system.gpus_per_node)
+        shapes = [Shape.of(row, system) for row in rows.tolist()]
+        numbers = [known.setdefault(shape, len(known)) for shape in shapes]
+        label[each.groups] = np.array(numbers)[which]
     return label, list(known)

@@ -1,7 +1,7 @@
 """Groups, patterns, topology → bytes on each link, and the highest rate for a group alone.
 
-The work is done once an *arrangement*: groups that differ by whole nodes have the same transfers
-and hops, shifted by a base. Results are cached by the content of their arguments (a digest of the
+The work is done once an *arrangement* (:mod:`.groups`): such groups have the same transfers and
+hops, shifted by a base. Results are cached by the content of their arguments (a digest of the
 arrays), so that programs that are compared share what they have in common.
 
 Invariants
@@ -172,18 +172,22 @@ class LinkModel:
         group, link, weight = self._traffic.weights(pattern, members, base, seen, routes)
         if not self._measured:
             return group, link, weight
-        highest = self._highest_rate(pattern, members)
+        highest = self._highest_rates(pattern, members, base)
         exact = self.topology.kind[link] == LinkKind.FABRIC
         if pattern.algorithm == "send" or pattern.operation in CHAIN_OPERATIONS:
             exact |= self._host_links[link]  # no measurements of these there
         # Links of nodes and NICs are never beyond the typical bandwidth at the highest rate.
         (measured,) = np.nonzero(~exact)
         if len(measured):
-            capped = np.minimum(
-                weight[measured], _weight_at(self._typical[link[measured]], highest)
-            )
+            typical = self._typical[link[measured]]
+            capped = np.minimum(weight[measured], _weight_at(typical, highest[group[measured]]))
             weight[measured] = np.maximum(capped, 1)
         return group, link, weight
+
+    def _highest_rates(self, pattern: Pattern, members: Ints, base: Ints) -> Ints:
+        """Return the highest rate of each group of one arrangement where no link limits it."""
+        rows, which = Arrangement(np.arange(len(base)), members, base).by_seat(self._gpus_per_node)
+        return np.array([self._highest_rate(pattern, row) for row in rows], np.int64)[which]
 
     def steps(self, pattern: Pattern, members: Ints) -> Steps:
         """Return the steps of one group, whose bytes are what `loads` puts on links.
@@ -327,12 +331,11 @@ def _ranges(first: Ints, count: Ints, items: Ints) -> tuple[Ints, Ints]:
     return np.arange(len(owner)) + (first[items] - (np.cumsum(n) - n))[owner], owner
 
 
-def _weight_at(bandwidth: Ints, rate: int) -> Ints:
-    """Return the weights under which a payload rate fills links, rounded down; int64, (m,)."""
-    first = bandwidth[:1]
-    if (bandwidth == first).all():  # as a rule; divisions take long
-        return np.repeat(
-            first // rate * WEIGHT_ONE + first % rate * WEIGHT_ONE // rate, len(bandwidth)
-        )
+def _weight_at(bandwidth: Ints, rate: Ints) -> Ints:
+    """Return the weights under which payload rates fill links, rounded down; int64, (m,)."""
+    n = len(bandwidth)
+    if (bandwidth == bandwidth[0]).all() and (rate == rate[0]).all():  # as a rule
+        bandwidth, rate = bandwidth[:1], rate[:1]  # divisions take long
     whole, rest = np.divmod(bandwidth, rate)
-    return np.asarray(whole * WEIGHT_ONE + rest * WEIGHT_ONE // rate)
+    weight = np.asarray(whole * WEIGHT_ONE + rest * WEIGHT_ONE // rate)
+    return weight if len(weight) == n else np.repeat(weight, n)

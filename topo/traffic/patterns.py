@@ -160,7 +160,7 @@ class PatternTraffic:
         members : int64, shape (s,)
             Ranks of the groups, less their base.
         base : int64, shape (g,)
-            First rank of the first node of each group.
+            What is to be added for each group.
 
         Returns
         -------
