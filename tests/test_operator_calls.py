@@ -338,6 +338,27 @@ def test_dlrm_from_its_execution_traces_alone(shared: Path, comm: Any) -> None:
     assert priced.unknown < 0.01 * priced.named
 
 
+def test_what_has_no_shapes_is_told_beside_the_share_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = linear_layer()  # of 13 µs: named 10, an operator with shapes 2, a lone kernel 1
+    found.operator("vllm::moe_forward", 200, 230, [[8, 4], [8, 2], []], [BF16, BF16, ""])
+    found.kernel("experts", 210, 240, 253)
+    path = found.write(tmp_path / "rank0.json")
+    figures = tmp_path / "out.json"
+    assert main(["validate", "operators", str(path), "--json", str(figures)]) == 0
+    said = json.loads(figures.read_text())
+    (case,) = said["cases"]
+    assert case["named"] == said["named"] == pytest.approx(10 / 26)
+    assert case["shapeless"] == pytest.approx(14 / 26)
+    assert case["named_of_shaped"] == said["named_of_shaped"] == pytest.approx(10 / 12)
+    unknown = {each["name"]: each["shaped"] for each in said["unknown"]}
+    assert unknown == {"vllm::moe_forward": False, "my::operator": True, "(no operator)": False}
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("vllm")).endswith("no shapes")
+    assert any(line.endswith("of what has shapes 83.3 %") for line in lines)
+
+
 def test_recorded_traces_are_named_and_priced(shared: Path, tmp_path: Path) -> None:
     """Shares and errors of the traces that record shapes; see docs/operators.md."""
     folders = ("opt1.3b_zero1_v100_rank0of8", "megatron_gpt_tp2pp2dp2_a800_8rank")

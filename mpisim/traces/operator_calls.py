@@ -23,10 +23,25 @@ from .host import is_communication_kernel
 from .kineto import KERNEL, Arguments, KinetoTrace, Spans
 from .nsys_export import is_nsys
 
-__all__ = ["LaunchedCall", "enclosing_operators", "launched_calls", "recorded_inputs"]
+__all__ = [
+    "LaunchedCall",
+    "enclosing_operators",
+    "launched_calls",
+    "recorded_inputs",
+    "records_shapes",
+]
 
 _PARTED = ("aten::split", "aten::chunk", "aten::unbind", "aten::unsafe_split", "aten::tensor_split")
 """Operators whose gradient puts together again what they have parted."""
+
+_BY_LAYER_NAME = (
+    "vllm::moe_forward",
+    "vllm::moe_forward_shared",
+    "vllm::unified_attention_with_output",
+)
+"""Operators that are given the name of a layer, in whose place they find weights, key-value caches
+and lengths (vLLM, ``get_forward_context().no_compile_layers[layer_name]`` in fused_moe/layer.py and
+attention/layer.py). What their kernels read is therefore not among the recorded inputs."""
 
 
 @frozen
@@ -101,6 +116,17 @@ def _counts(trace: KinetoTrace, op: int) -> bool:
     if trace.device.kind[op] == KERNEL:
         return not is_communication_kernel(name)
     return "DtoH" not in name and "HtoD" not in name
+
+
+def records_shapes(call: OperatorCall) -> bool:
+    """Whether a trace can record the shapes of what a call's kernels read and write.
+
+    It cannot for launches outside of any operator, for lists of tensors in older recorders, and for
+    operators that get the name of a layer in place of its tensors.
+    """
+    if call.name in _BY_LAYER_NAME:
+        return False
+    return next(all_tensors((*call.inputs, *call.outputs)), None) is not None
 
 
 def enclosing_operators(trace: KinetoTrace) -> dict[int, list[int]]:
