@@ -89,6 +89,11 @@ HALF_OF_ALL = 512
         ("holds = and_masks(causal, near)", 128 * (1 + 2 + 6 * 3) // 8),
         # Two blocks to a document.
         ("holds = lambda b, h, q, k: documents[q] == documents[k]", 256),
+        # Made by what is compiled, as in torchtitan.
+        (
+            "create_block_mask = torch.compile(create_block_mask)\nholds = and_masks(causal, near)",
+            128 * (1 + 2 + 6 * 3) // 8,
+        ),
         # Its values are not known: as causal.
         (
             "seed = torch.rand(1024).cuda()\nholds = lambda b, h, q, k: seed[q] < seed[k]",
