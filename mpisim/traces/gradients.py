@@ -71,7 +71,7 @@ class Partners:
                 lookups.setdefault(forward[1] or _DENSE, []).append(i)
             elif not name.startswith(EVALUATE) and (node := _LOOKUP_GRADIENT.search(name)):
                 gradients.setdefault(node[1].lower(), []).append(i)
-        found = {}
+        found: dict[int, int] = {}
         for optimizer, own in gradients.items():
             own.sort(key=lambda i: self.sequences[i], reverse=True)
             found.update(zip(own, reversed(lookups.get(optimizer, []))))
