@@ -284,7 +284,11 @@ SHOULD_SAY = {
         "train.py:3: the number of rows that a mask selects depends on values, which a capture "
         "does not have; give it: --value train.py:3=ROWS",
     ),
-    "ended": ("raise SystemExit(3)", "ended with exit code 3"),
+    "ended": ("raise SystemExit(3)", "train.py:1: ended with exit code 3"),
+    "message": (
+        "import sys\nsys.exit('no data\\nin /data')",
+        "train.py:2: ended by sys.exit: no data in /data",
+    ),
     "twice": (
         "import torch.distributed as dist\nfor _ in range(2): dist.init_process_group('nccl')",
         "train.py:2: ValueError: trying to initialize the default process group twice",

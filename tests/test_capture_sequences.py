@@ -89,6 +89,11 @@ HALF_OF_ALL = 512
         ("holds = and_masks(causal, near)", 128 * (1 + 2 + 6 * 3) // 8),
         # Two blocks to a document.
         ("holds = lambda b, h, q, k: documents[q] == documents[k]", 256),
+        # Made by what is compiled, as in torchtitan.
+        (
+            "create_block_mask = torch.compile(create_block_mask)\nholds = and_masks(causal, near)",
+            128 * (1 + 2 + 6 * 3) // 8,
+        ),
         # Its values are not known: as causal.
         (
             "seed = torch.rand(1024).cuda()\nholds = lambda b, h, q, k: seed[q] < seed[k]",
@@ -101,6 +106,21 @@ def test_blocks_that_a_mask_leaves(tmp_path: Path, mask: str, visited: int) -> N
     forward = 2 * 2 * 1024 * visited * (64 + 64)
     assert flops(found, Phase.FORWARD)["attention"] == forward
     assert flops(found, Phase.BACKWARD)["attention"] == 2.5 * forward
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_checkpoints_save_flexible_attention_that_they_name(tmp_path: Path, saved: bool) -> None:
+    policy = """
+from functools import partial
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+chosen = partial(create_selective_checkpoint_contexts, [NAMED])
+def attend(*args, flex=torch.compile(flex_attention), **kwargs):
+    return checkpoint(lambda *x: flex(*x, **kwargs), *args, use_reentrant=False, context_fn=chosen)
+""".replace("NAMED", "torch.ops.higher_order.flex_attention" if saved else "")
+    text = FLEXIBLE.replace("MASK", "holds = causal")
+    found = captured(tmp_path, text.replace("attend = torch.compile(flex_attention)", policy))
+    again = flops(found, Phase.RECOMPUTE)["attention"]
+    assert again == (0 if saved else flops(found, Phase.FORWARD)["attention"])
 
 
 def test_flexible_attention_that_is_not_compiled_writes_all_scores(tmp_path: Path) -> None:

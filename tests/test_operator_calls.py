@@ -93,6 +93,15 @@ def test_names_decide_where_numbers_are_shared() -> None:
     node = "torch::autograd::CppNode<SplitLookupFunction_adagrad_Op>"
     other = "fbgemm::dense_embedding_codegen_lookup_function"
     assert Partners([other, lookup, node], [-1, -1, 3]).forward(2) == 1
+    rows = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
+    node_of_rows = "torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>"
+    assert Partners([rows, node], [-1, 3]).forward(1) == -1
+    # The gradient of the first lookup is computed last, and has the lower number.
+    names = [node_of_rows, rows, rows, node_of_rows, node_of_rows]
+    pairs = Partners(names, [5, -1, -1, 8, 7])
+    assert [pairs.forward(i) for i in (0, 3, 4)] == [-1, 2, 1]
+    assert [pairs.gradient(i) for i in (1, 2)] == [4, 3]
+    assert Partners([other, node.replace("adagrad", "Dense")], [-1, 3]).forward(1) == 0
 
 
 def test_operators_are_compared_with_their_kernels(
@@ -336,6 +345,38 @@ def test_dlrm_from_its_execution_traces_alone(shared: Path, comm: Any) -> None:
     lookups = [each for each in priced.program.names if "lookup" in each]
     assert lookups
     assert priced.unknown < 0.01 * priced.named
+
+
+def test_kernels_say_that_products_are_in_tf32(tmp_path: Path) -> None:
+    found = Recording()
+    for at, kernel in ((10, "ampere_sgemm_128x64_nn"), (100, "cutlass_80_tensorop_s1688gemm_64")):
+        found.operator("aten::mm", at, at + 20, [[64, 32], [32, 16]], ["float", "float"])
+        found.kernel(kernel, at + 5, at + 30, at + 40)
+    calls = launched_calls(read_kineto(found.write(tmp_path / "rank0.json")))
+    kernels = [each.launched.kernels for each in calls]
+    fp32 = Gemm(64, 16, 32, dtype="fp32", output="fp32")
+    assert kernels == [(fp32,), (Gemm(64, 16, 32, dtype="tf32", output="fp32"),)]
+
+
+def test_what_has_no_shapes_is_told_beside_the_share_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = linear_layer()  # of 13 µs: named 10, an operator with shapes 2, a lone kernel 1
+    found.operator("vllm::moe_forward", 200, 230, [[8, 4], [8, 2], []], [BF16, BF16, ""])
+    found.kernel("experts", 210, 240, 253)
+    path = found.write(tmp_path / "rank0.json")
+    figures = tmp_path / "out.json"
+    assert main(["validate", "operators", str(path), "--json", str(figures)]) == 0
+    said = json.loads(figures.read_text())
+    (case,) = said["cases"]
+    assert case["named"] == said["named"] == pytest.approx(10 / 26)
+    assert case["shapeless"] == pytest.approx(14 / 26)
+    assert case["named_of_shaped"] == said["named_of_shaped"] == pytest.approx(10 / 12)
+    unknown = {each["name"]: each["shaped"] for each in said["unknown"]}
+    assert unknown == {"vllm::moe_forward": False, "my::operator": True, "(no operator)": False}
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("vllm")).endswith("no shapes")
+    assert any(line.endswith("of what has shapes 83.3 %") for line in lines)
 
 
 def test_recorded_traces_are_named_and_priced(shared: Path, tmp_path: Path) -> None:

@@ -194,6 +194,23 @@ def test_tables_of_fbgemm() -> None:
     back = of("torch::autograd::CppNode<SplitLookupFunction_adagrad_Op>", out, inputs)
     assert isinstance(back[-1], Embedding)
     assert back[-1].backward
+    # Row-wise Adagrad keeps a number for each of 1,000 rows, here of one table.
+    floats = [TensorSpec("float32", (n,)) for n in (0, 96000, 0)]
+    ints = [TensorSpec("int32", (1,)), whole(1), TensorSpec("int32", (2,))]
+    rest = (96, 96, whole(2), 10, whole(61072), whole(8193), 0)
+    states = [TensorSpec("float32", (n,)) for n in (1000, 0)]
+    inputs = (*floats, TensorSpec("float32", (0, 0)), *ints, *rest, *states)
+    name = "fbgemm::split_embedding_codegen_lookup_{}_function"
+    (kernel,) = of(name.format("rowwise_adagrad"), *inputs)
+    assert kernel == Embedding(61072, 96, 1000, pooling=7, dtype="fp32", outputs=8192)
+    assert not kernels_of(OperatorCall(name.format("adagrad"), inputs)).known
+
+
+def test_pooled_embeddings_are_permuted_in_one_pass() -> None:
+    pooled = TensorSpec("float32", (1024, 320))
+    node = "torch::autograd::CppNode<fbgemm_gpu::PermutePooledEmbsFunction<…> >"
+    for name in ("fbgemm::permute_pooled_embs_auto_grad", node):
+        assert of(name, pooled, whole(4)) == (Elementwise(2 * 4 * 1024 * 320),)
 
 
 def test_adam_of_8_bits_touches_all_state() -> None:

@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from ..operators import FUSED, OperatorCall
-from . import attention
 from .data_parallel import DistributedDataParallel
 from .dispatch import Dispatch, is_fake, spec_of
 from .recorder import Recorder
@@ -100,6 +99,8 @@ def install(recorder: Recorder, dispatch: Dispatch) -> None:
     dispatch : Dispatch
         Gets kernels that are launched.
     """
+    from torch.nn.attention import flex_attention
+
     anything: Any = torch
     original = torch.compile
     ready: list[bool] = []
@@ -110,8 +111,8 @@ def install(recorder: Recorder, dispatch: Dispatch) -> None:
         if torch._dynamo.config.disable:
             recorder.replaced["torch.compile: run eagerly, as TORCH_COMPILE_DISABLE says"] += 1
             return (lambda each: each) if model is None else model
-        if getattr(model, "__module__", "") == attention.__name__:
-            return model  # flex_attention and its masks, which are one kernel already
+        if model is flex_attention.create_block_mask:
+            return model  # the stand-in looks at values, and has no kernels to fuse
         if not ready:
             ready.append(True)
             _install_compiler(recorder, dispatch)

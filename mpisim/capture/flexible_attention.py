@@ -45,6 +45,7 @@ def flexible(noted: Callable[[str], None], values: Values) -> dict[str, Any]:
 
     _registered()
     fused = torch.ops.flex_attention.forward
+    _checkpoints_know(fused.default)
 
     def flex_attention(
         query: Any,
@@ -151,6 +152,30 @@ def _registered() -> torch.library.Library:
         f"{_NAMESPACE}::forward", _gradients, setup_context=_save, lib=library
     )
     return library
+
+
+def _checkpoints_know(fused: Any) -> None:
+    """Have selective checkpoints treat the kernel as what PyTorch shows them of ``flex_attention``.
+
+    Policies name the higher-order operator (torchtitan, distributed/activation_checkpoint.py).
+    """
+    from torch.utils import checkpoint
+
+    anything: Any = checkpoint
+    original = checkpoint.create_selective_checkpoint_contexts
+    known = torch.ops.higher_order.flex_attention
+
+    def create(policy: Any, *args: Any, **kwargs: Any) -> Any:
+        if not callable(policy):
+            saved = [*policy, fused] if known in policy else policy
+            return original(saved, *args, **kwargs)
+
+        def asked(context: Any, operator: Any, *inputs: Any, **more: Any) -> Any:
+            return policy(context, known if operator is fused else operator, *inputs, **more)
+
+        return original(asked, *args, **kwargs)
+
+    anything.create_selective_checkpoint_contexts = create
 
 
 def _unfused(query: Any, key: Any, value: Any, score: Any, mask: Any, scale: Any) -> Any:

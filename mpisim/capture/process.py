@@ -59,7 +59,7 @@ def capture_rank(job: Job) -> None:
             failure = error
         except SystemExit as ending:
             if ending.code not in (None, 0):
-                failure = MpisimError(f"{job.script}: ended with exit code {ending.code}")
+                failure = MpisimError(f"{_raised_in(job, ending)[0]}: {_said_at_the_end(ending)}")
         except BaseException as error:
             failure = _described(job, error)
     if failure is not None:
@@ -79,8 +79,15 @@ def capture_rank(job: Job) -> None:
     recorder.recording(str(torch.__version__)).save(job.recording)
 
 
-def _described(job: Job, error: BaseException) -> MpisimError:
-    """Exception of the script → error with the script's line, and the library's that raised."""
+def _said_at_the_end(ending: SystemExit) -> str:
+    """What a script ended itself with → the words for it: its number, or its message."""
+    if isinstance(ending.code, int):
+        return f"ended with exit code {ending.code}"
+    return f"ended by sys.exit: {' '.join(str(ending.code).split())[:500]}"
+
+
+def _raised_in(job: Job, error: BaseException) -> tuple[str, str]:
+    """Exception of the script → the script's line, and the library's that raised (or nothing)."""
     where, inside = job.script, ""
     folder, own = Path(job.script).resolve().parent, Path(__file__).parents[1]
     package = job.script.partition(".")[0] if job.module else None
@@ -94,6 +101,12 @@ def _described(job: Job, error: BaseException) -> MpisimError:
             where, inside = f"{path.name}:{frame.lineno}", ""
         elif installed:
             inside = f" (in {installed}:{frame.lineno})"
+    return where, inside
+
+
+def _described(job: Job, error: BaseException) -> MpisimError:
+    """Exception of the script → error with the script's line, and the library's that raised."""
+    where, inside = _raised_in(job, error)
     if job.show:
         traceback.print_exception(error)
     text = " ".join(str(error).split())

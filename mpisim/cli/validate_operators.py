@@ -78,16 +78,20 @@ def _print(
     from ..validate.operators import by_job
 
     jobs = by_job(traces)
-    print(f"{'trace':54s} {'gpu':>14s} {'kernels':>11s} {'named':>7s} {'error':>7s}")
+    print(
+        f"{'trace':54s} {'gpu':>14s} {'kernels':>11s} {'named':>7s} {'error':>7s} "
+        f"{'no shapes':>10s} {'named of rest':>14s}"
+    )
     for each in traces:
         print(
             f"{each.name:54.54s} {each.gpu:>14s} {each.measured * 1e3:8.2f} ms "
-            f"{percentage(each.named, 1):>7} {percentage(each.error, 1, signed=True):>7}"
+            f"{percentage(each.named, 1):>7} {percentage(each.error, 1, signed=True):>7} "
+            f"{percentage(each.shapeless, 1):>10} {percentage(each.named_of_shaped, 1):>14}"
         )
+    error, named, of_shaped = (percentage(median(each), 1) for each in zip(*jobs.values()))
     print(
-        f"\n{len(jobs)} jobs (folders): median of their median |error| "
-        f"{percentage(median(error for error, _ in jobs.values()), 1)}, of the share named "
-        f"{percentage(median(named for _, named in jobs.values()), 1)}"
+        f"\n{len(jobs)} jobs (folders): median of their median |error| {error}, "
+        f"of the share named {named}, of what has shapes {of_shaped}"
     )
     for grouping, groups in tables.items():
         print(
@@ -106,38 +110,45 @@ def _print(
     unknown = _unknown(traces)
     if unknown:
         print("\nnot priced by a named model, by share of all kernel time")
-        for name, share in list(unknown.items())[:most]:
-            print(f"{name:44.44s} {percentage(share, 2):>8}")
+        for (name, shaped), share in list(unknown.items())[:most]:
+            print(f"{name:44.44s} {percentage(share, 2):>8}{'' if shaped else '  no shapes'}")
     for reason in skipped:
         print(f"skipped: {reason}")
     print(
         "\nkernels: recorded time without communications and copies from or to the host; named:\n"
         "share of it that models of the operators' kinds price; error, total: of all of these\n"
-        "calls together; median, bias: of single calls"
+        "calls together; median, bias: of single calls; no shapes: share of operators whose\n"
+        "tensors the trace does not have (launched outside of any, lists of older recorders,\n"
+        "vLLM's that are given the name of a layer); named of rest: share named without these"
     )
 
 
-def _unknown(traces: Sequence[PricedTrace]) -> dict[str, float]:
-    """Return the operators that are not priced by a named model, with their share of all time."""
-    found: dict[str, float] = {}
+def _unknown(traces: Sequence[PricedTrace]) -> dict[tuple[str, bool], float]:
+    """Return the operators that no named model prices, and if they have shapes → share of time."""
+    found: dict[tuple[str, bool], float] = {}
     total = sum(each.measured for each in traces) or 1.0
     for trace in traces:
         for each in trace.sums:
             if not each.known:
-                found[each.name] = found.get(each.name, 0.0) + each.measured / total
+                key = each.name, each.shaped
+                found[key] = found.get(key, 0.0) + each.measured / total
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _as_json(traces: Sequence[PricedTrace], tables: Any, skipped: Sequence[str]) -> dict[str, Any]:
     from ..validate.operators import by_job
 
-    jobs = by_job(traces)
+    error, named, of_shaped = (median(each) for each in zip(*by_job(traces).values()))
     return {
         "kind": "operators",
-        "median": median(error for error, _ in jobs.values()),
-        "named": median(named for _, named in jobs.values()),
+        "median": error,
+        "named": named,
+        "named_of_shaped": of_shaped,
         "skipped": list(skipped),
-        "unknown": _unknown(traces),
+        "unknown": [
+            {"name": name, "shaped": shaped, "share": share}
+            for (name, shaped), share in _unknown(traces).items()
+        ],
         "groups": {
             f"{grouping}={name}": group
             for grouping, groups in tables.items()
@@ -149,12 +160,15 @@ def _as_json(traces: Sequence[PricedTrace], tables: Any, skipped: Sequence[str])
                 "gpu": trace.gpu,
                 "measured": trace.measured,
                 "named": trace.named,
+                "shapeless": trace.shapeless,
+                "named_of_shaped": trace.named_of_shaped,
                 "error": trace.error,
                 "operators": [
                     {
                         "name": each.name,
                         "type": each.dtype,
                         "known": each.known,
+                        "shaped": each.shaped,
                         "calls": each.calls,
                         "kernels": each.kernels,
                         "measured": each.measured,

@@ -6,6 +6,7 @@ numbers.
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 from ..kernels.operations import Embedding, Kernel
@@ -27,6 +28,7 @@ __all__ = [
     "compressed_product",
     "embedding",
     "embedding_backward",
+    "pooled_permuted",
     "sparse_coalesced",
     "sparse_product",
     "split_tables",
@@ -94,11 +96,12 @@ def split_tables(call: OperatorCall) -> Kernels | None:
     """FBGEMM's lookup in several tables → one kernel.
 
     Weights lie behind one another in one tensor, the largest of one dimension. Whole numbers are,
-    in this order, widths' cumulated sums, sizes' cumulated sums, indices, and offsets of
-    (tables × samples + 1): indices and offsets are the first neighbours of which the second is
-    longer by one than a multiple of the tables.
+    in this order, widths' cumulated sums, sizes' cumulated sums (both of tables + 1), indices, and
+    offsets of (tables × samples + 1): indices and offsets are the first neighbours behind the sums
+    of which the second is longer by one than a multiple of the tables. The mean width follows from
+    the result, or from the state of an optimizer that has one number a row.
     """
-    sizes = _split(tuple(all_tensors(call.inputs)), result(call))
+    sizes = _split(tuple(all_tensors(call.inputs)), result(call), call.name)
     return None if sizes is None else _tables(sizes, backward=False)
 
 
@@ -109,12 +112,12 @@ def split_tables_backward(call: OperatorCall) -> Kernels | None:
     """
     gradient = tensor(call, 0)
     forward = call.inputs[-1] if call.inputs and isinstance(call.inputs[-1], tuple) else ()
-    sizes = _split(tuple(all_tensors(forward)), gradient)
+    sizes = _split(tuple(all_tensors(forward)), gradient, call.name)
     return None if sizes is None else _tables(sizes, backward=True)
 
 
 def _split(
-    given: tuple[TensorSpec, ...], pooled: TensorSpec | None
+    given: tuple[TensorSpec, ...], pooled: TensorSpec | None, name: str
 ) -> tuple[TensorSpec, int, int, int, int] | None:
     """Return weights, lookups, output rows, the mean width, and tables."""
     floats = [t for t in given if t.dtype.startswith(("float", "bfloat")) and len(t.shape) == 1]
@@ -126,13 +129,24 @@ def _split(
     tables = next((t.elements for t in offsets if t.elements > 0), 0)
     if not tables:
         return None
-    for before, now in pairwise(offsets):
+    if pooled is not None and pooled.shape:
+        width = pooled.shape[-1] // tables
+    else:
+        width = weights.elements // _rows(floats, name)
+    sums = [i for i, t in enumerate(offsets) if t.elements == tables + 1][:2]
+    if width < 1 or len(sums) < 2:
+        return None
+    for before, now in pairwise(offsets[sums[1] + 1 :]):
         samples, rest = divmod(now.elements - 1, tables)
-        beyond = before.elements > tables + 1 or now.elements > tables + 1
-        if rest == 0 and samples > 0 and beyond and before.elements > 0:
-            width = pooled.shape[-1] // tables if pooled is not None and pooled.shape else 0
-            return weights, before.elements, samples * tables, max(1, width), tables
+        if rest == 0 and samples > 0 and before.elements > 0:
+            return weights, before.elements, samples * tables, width, tables
     return None
+
+
+def _rows(floats: list[TensorSpec], name: str) -> int:
+    """Return the rows of all tables: row-wise Adagrad keeps a number for each, the last tensor."""
+    of_rows = [t.elements for t in floats[1:] if t.elements > 0] if "rowwise" in name else []
+    return of_rows[-1] if of_rows else sys.maxsize
 
 
 def _tables(sizes: tuple[TensorSpec, int, int, int, int], backward: bool) -> Kernels:
@@ -153,6 +167,16 @@ def _tables(sizes: tuple[TensorSpec, int, int, int, int], backward: bool) -> Ker
     runs = (*lengths, *one, *one, *stream(keys + 8 * lookups), *one, *one, *lengths, *lengths)
     long = (*lengths, *one, *lengths, *one)
     return (*stream(2 * keys), *sort_kernels(lookups, 8, 8), *runs, *long, own)
+
+
+def pooled_permuted(call: OperatorCall) -> Kernels | None:
+    """``permute_pooled_embs(pooled, …)``, recat of gradients → read and written in another order.
+
+    Each warp copies the columns of a table (permute_pooled_embs_kernel and recat_copy_async_kernel
+    of fbgemm_gpu/src/permute_pooled_embedding_ops and layout_transform_ops).
+    """
+    pooled = tensor(call, 0)
+    return None if pooled is None else stream(2 * touched(pooled))
 
 
 def sparse_coalesced(call: OperatorCall) -> Kernels | None:

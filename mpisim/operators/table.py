@@ -385,7 +385,16 @@ TABLE: Mapping[str, Rule] = {
     **_served(_LOSSES, streams.reduction_to_scalar),
     **_served("cumsum cumprod logcumsumexp cummax cummin", streams.scan),
     **_served(_SCANS, streams.cumulated),
-    **_served("fbgemm::permute_2D_sparse_data fbgemm::permute_sparse_data", streams.permuted),
+    **_served(
+        "fbgemm::permute_2D_sparse_data fbgemm::permute_sparse_data "
+        "fbgemm::permute_sparse_features",
+        streams.permuted,
+    ),
+    **_served(
+        "fbgemm::permute_pooled_embs fbgemm::permute_pooled_embs_auto_grad "
+        "fbgemm::recat_embedding_grad_output_mixed_D_batch",
+        embeddings.pooled_permuted,
+    ),
     **_served("cat stack _cat hstack vstack", streams.concatenation),
     **_served("split_with_sizes_copy _chunk_cat", streams.by_bytes),  # one kernel for all parts
     **_served("native_dropout", streams.dropout),
@@ -446,6 +455,7 @@ TABLE: Mapping[str, Rule] = {
 """Rules by the operator's name."""
 
 _EMBEDDING_BACKWARD = ("torch::autograd::CppNode<SplitLookupFunction", "SplitLookupFunction")
+_PERMUTE_BACKWARD = "torch::autograd::CppNode<fbgemm_gpu::PermutePooledEmbsFunction"
 
 COLLECTIVES: Mapping[str, str] = {
     "allreduce_": "all_reduce", "all_reduce": "all_reduce", "allreduce_coalesced_": "all_reduce",
@@ -494,6 +504,8 @@ def rule_of(name: str) -> Rule | None:
         found = TABLE.get(name[:-1])
     if found is None and name.startswith(_EMBEDDING_BACKWARD):
         found = embeddings.split_tables_backward
+    if found is None and name.startswith(_PERMUTE_BACKWARD):
+        found = embeddings.pooled_permuted
     if found is None and name.startswith(FUSED):
         found = streams.fused
     if found is None and is_collective(name):

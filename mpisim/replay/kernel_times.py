@@ -25,7 +25,7 @@ from ..kernels import Gpu
 from ..operators.pricing import OperatorPricing, Priced
 from ..program import Kind
 from ..traces.kineto import read_kineto
-from ..traces.operator_calls import launched_calls
+from ..traces.operator_calls import TF32, launched_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ PRODUCT = re.compile(r"gemm|cutlass|xmma|wgrad|dgrad|conv|matmul|flash|fmha|atte
 
 FORMATS = (
     ("bf16", re.compile(r"bf16|bfloat16", re.I)),
-    ("tf32", re.compile(r"tf32|s1688gemm", re.I)),
+    ("tf32", TF32),
     ("fp32", re.compile(r"sgemm|fp32", re.I)),
     ("fp16", re.compile(r"fp16|f16|half|hmma|h884|h1688", re.I)),
 )

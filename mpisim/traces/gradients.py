@@ -1,11 +1,14 @@
 """Operators of a trace → which is the gradient of which.
 
-Autograd gives both one number; several operators may have it, and the names then decide. Operators
-of FBGEMM have none in older traces: a lookup and its gradient are both named by the optimizer.
+Autograd gives both one number; several operators may have it, and the names then decide. Lookups of
+FBGEMM have none in older traces. They and their gradients are named by the optimizer, and numbers
+of gradients rise in the order of the lookups: the last lookup is that of the gradient with the
+largest number, and so on. Gradients of lookups that came before the recording are left over.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -15,7 +18,11 @@ EVALUATE = "autograd::engine::evaluate_function: "
 """Begins the name of what runs a gradient: the gradient itself lies inside."""
 
 _NODE = "torch::autograd::CppNode<"
-_LOOKUP = "SplitLookupFunction_"
+_LOOKUP = re.compile(r"fbgemm::.*_lookup_(?:(\w+?)_)?function")
+_LOOKUP_GRADIENT = re.compile(r"SplitLookupFunction_(\w+?)_Op")
+_DENSE = "dense"
+"""Optimizer in the name of a gradient that none follows; its lookup's name has none there."""
+
 _MIN_NAME_LENGTH = 6
 """Letters from which on a name that holds another is taken for the same operator."""
 
@@ -35,8 +42,7 @@ class Partners:
         self.names, self.sequences = names, sequences
         self._forward: dict[int, list[int]] = {}
         self._gradient: dict[int, list[int]] = {}
-        self._lookups = [i for i, name in enumerate(names) if name.startswith("fbgemm::")]
-        self._lookups = [i for i in self._lookups if "lookup" in names[i]]
+        self._lookups, self._lookup_gradients = self._paired_lookups()
         for i, (name, sequence) in enumerate(zip(names, sequences)):
             if sequence < 0 or name.startswith(EVALUATE):
                 continue
@@ -46,18 +52,30 @@ class Partners:
 
     def forward(self, gradient: int) -> int:
         """Position of a gradient → that of its forward operator; -1 if it is not there."""
-        name = self.names[gradient]
-        if _LOOKUP in name:
-            optimizer = name.split(_LOOKUP)[1].split("_Op")[0].lower()
-            return next((i for i in self._lookups if f"_{optimizer}" in f"_{self._bare(i)}"), -1)
+        if _LOOKUP_GRADIENT.search(self.names[gradient]):
+            return self._lookups.get(gradient, -1)
         return self._partner(self._forward, gradient)
 
     def gradient(self, forward: int) -> int:
         """Position of a forward operator → that of its gradient; -1 if it is not there."""
+        if forward in self._lookup_gradients:
+            return self._lookup_gradients[forward]
         return self._partner(self._gradient, forward)
 
-    def _bare(self, lookup: int) -> str:
-        return self.names[lookup].removeprefix("fbgemm::")
+    def _paired_lookups(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Return the lookup of each of FBGEMM's gradients, and the gradient of each lookup."""
+        lookups: dict[str, list[int]] = {}
+        gradients: dict[str, list[int]] = {}
+        for i, name in enumerate(self.names):
+            if forward := _LOOKUP.match(name):
+                lookups.setdefault(forward[1] or _DENSE, []).append(i)
+            elif not name.startswith(EVALUATE) and (node := _LOOKUP_GRADIENT.search(name)):
+                gradients.setdefault(node[1].lower(), []).append(i)
+        found: dict[int, int] = {}
+        for optimizer, own in gradients.items():
+            own.sort(key=lambda i: self.sequences[i], reverse=True)
+            found.update(zip(own, reversed(lookups.get(optimizer, []))))
+        return found, {lookup: gradient for gradient, lookup in found.items()}
 
     def _partner(self, among: dict[int, list[int]], one: int) -> int:
         stem = _stem(self.names[one])

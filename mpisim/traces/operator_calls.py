@@ -8,13 +8,16 @@ they follow from it: the gradient of a result has its shape.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from ..base.errors import TraceError
 from ..base.frozen import frozen
+from ..kernels.operations import Gemm
 from ..operators import Argument, Launched, OperatorCall, TensorSpec, kernels_of
 from ..operators.table import is_collective
 from ..operators.tensors import all_tensors, torch_dtype
@@ -23,10 +26,30 @@ from .host import is_communication_kernel
 from .kineto import KERNEL, Arguments, KinetoTrace, Spans
 from .nsys_export import is_nsys
 
-__all__ = ["LaunchedCall", "enclosing_operators", "launched_calls", "recorded_inputs"]
+__all__ = [
+    "TF32",
+    "LaunchedCall",
+    "enclosing_operators",
+    "launched_calls",
+    "recorded_inputs",
+    "records_shapes",
+]
 
 _PARTED = ("aten::split", "aten::chunk", "aten::unbind", "aten::unsafe_split", "aten::tensor_split")
 """Operators whose gradient puts together again what they have parted."""
+
+TF32 = re.compile(r"tf32|s1688gemm", re.I)
+"""Names of kernels that multiply fp32 tensors in tf32: cuBLAS and cuDNN say it, CUTLASS has the
+instruction (m16n8k8 of matrix units, with fp32 results) in the name."""
+
+_BY_LAYER_NAME = (
+    "vllm::moe_forward",
+    "vllm::moe_forward_shared",
+    "vllm::unified_attention_with_output",
+)
+"""Operators that are given the name of a layer, in whose place they find weights, key-value caches
+and lengths (vLLM, ``get_forward_context().no_compile_layers[layer_name]`` in fused_moe/layer.py and
+attention/layer.py). What their kernels read is therefore not among the recorded inputs."""
 
 
 @frozen
@@ -91,8 +114,26 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
             calls += [LaunchedCall(-1, nothing, kernels_of(nothing), (op,)) for op in ops]
         else:
             call, launched = reader.of(operator)
+            launched = _in_recorded_format(launched, [trace.device.name[op] for op in ops])
             calls.append(LaunchedCall(operator, call, launched, tuple(ops)))
     return sorted(calls, key=lambda each: each.ops[0])
+
+
+def _in_recorded_format(launched: Launched, names: list[str]) -> Launched:
+    """Products of fp32 tensors are in tf32 where the name of a kernel says so.
+
+    Types of tensors do not tell it: PyTorch may use tf32 for them
+    (``torch.backends.cuda.matmul.allow_tf32``, on by default from 1.7 to 1.11).
+    """
+    if not any(isinstance(each, Gemm) and each.dtype == "fp32" for each in launched.kernels):
+        return launched
+    if not any(TF32.search(name) for name in names):
+        return launched
+    kernels = tuple(
+        replace(each, dtype="tf32") if isinstance(each, Gemm) and each.dtype == "fp32" else each
+        for each in launched.kernels
+    )
+    return Launched(kernels, launched.known)
 
 
 def _counts(trace: KinetoTrace, op: int) -> bool:
@@ -101,6 +142,17 @@ def _counts(trace: KinetoTrace, op: int) -> bool:
     if trace.device.kind[op] == KERNEL:
         return not is_communication_kernel(name)
     return "DtoH" not in name and "HtoD" not in name
+
+
+def records_shapes(call: OperatorCall) -> bool:
+    """Whether a trace can record the shapes of what a call's kernels read and write.
+
+    It cannot for launches outside of any operator, for lists of tensors in older recorders, and for
+    operators that get the name of a layer in place of its tensors.
+    """
+    if call.name in _BY_LAYER_NAME:
+        return False
+    return next(all_tensors((*call.inputs, *call.outputs)), None) is not None
 
 
 def enclosing_operators(trace: KinetoTrace) -> dict[int, list[int]]:

@@ -15,7 +15,7 @@ from ..kernels import find_gpu, gpu_name
 from ..operators.pricing import OperatorPricing
 from ..operators.tensors import all_tensors
 from ..traces.kineto import read_kineto
-from ..traces.operator_calls import launched_calls
+from ..traces.operator_calls import launched_calls, records_shapes
 from ..traces.sources import is_folder, is_kineto, json_files
 from .cases import summary
 
@@ -31,6 +31,8 @@ class OperatorSum:
     name, dtype : str
     known : bool
         Whether a model of its kind prices them.
+    shaped : bool
+        Whether the trace has the shapes of what their kernels read; true where ``known``.
     calls, kernels : int
         Kernels as recorded.
     measured, predicted : float
@@ -42,6 +44,7 @@ class OperatorSum:
     name: str
     dtype: str
     known: bool
+    shaped: bool
     calls: int
     kernels: int
     measured: float
@@ -76,6 +79,16 @@ class PricedTrace:
     def named(self) -> float:
         """Share of that time which named models price."""
         return sum(each.measured for each in self.sums if each.known) / (self.measured or 1.0)
+
+    @property
+    def shapeless(self) -> float:
+        """Share of that time whose shapes the trace does not have: no model can price it."""
+        return sum(e.measured for e in self.sums if not e.shaped) / (self.measured or 1.0)
+
+    @property
+    def named_of_shaped(self) -> float:
+        """Share of the other time which named models price."""
+        return self.named / (1 - self.shapeless) if self.shapeless < 1 else 0.0
 
     @property
     def error(self) -> float:
@@ -134,12 +147,13 @@ def _priced(path: Path, gpu: str | None) -> PricedTrace:
         ) from None
     pricing = OperatorPricing(find_gpu(name))
     took = (trace.device.end - trace.device.begin) / 1e12
-    found: dict[tuple[str, str, bool], list[tuple[int, float, float]]] = {}
+    found: dict[tuple[str, str, bool, bool], list[tuple[int, float, float]]] = {}
     for each in launched_calls(trace):
         priced = pricing.price(each.launched)
         measured = float(took[list(each.ops)].sum())
         dtype = next((t.dtype for t in all_tensors(each.call.inputs)), "none")
-        key = each.call.name, dtype, priced.known
+        shaped = priced.known or records_shapes(each.call)
+        key = each.call.name, dtype, priced.known, shaped
         found.setdefault(key, []).append((len(each.ops), measured, priced.duration / 1e12))
     if not found:
         raise TraceError(f"{path}: no operator here launched a kernel")
@@ -189,8 +203,8 @@ def tabulate(traces: Sequence[PricedTrace]) -> dict[str, dict[str, dict[str, Any
     }
 
 
-def by_job(traces: Sequence[PricedTrace]) -> dict[str, tuple[float, float]]:
-    """Priced traces → by job, medians over its traces of |error| and of the share priced by name.
+def by_job(traces: Sequence[PricedTrace]) -> dict[str, tuple[float, float, float]]:
+    """Priced traces → by job, medians over its traces of |error| and of two shares priced by name.
 
     Parameters
     ----------
@@ -199,14 +213,18 @@ def by_job(traces: Sequence[PricedTrace]) -> dict[str, tuple[float, float]]:
 
     Returns
     -------
-    dict of str to (float, float)
-        By folder; fractions.
+    dict of str to (float, float, float)
+        By folder: |error|, share named of all kernel time and of that whose shapes were recorded.
     """
     jobs: dict[str, list[PricedTrace]] = {}
     for each in traces:
         jobs.setdefault(each.name.rpartition("/")[0], []).append(each)
     return {
-        name: (median(abs(t.error) for t in own), median(t.named for t in own))
+        name: (
+            median(abs(t.error) for t in own),
+            median(t.named for t in own),
+            median(t.named_of_shaped for t in own),
+        )
         for name, own in jobs.items()
     }
 
