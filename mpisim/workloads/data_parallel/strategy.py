@@ -301,7 +301,13 @@ class Strategy:
         return self.groups.sizes[self.data_group(expert)] == 1
 
     def write_copies(
-        self, block: BlockBuilder, name: str, parameters: Iterable[ChunkParameter], size: int
+        self,
+        block: BlockBuilder,
+        name: str,
+        parameters: Iterable[ChunkParameter],
+        size: int,
+        *,
+        launch_share: float = 1.0,
     ) -> None:
         """Write a kernel for each parameter that copies `size` bytes of each element.
 
@@ -314,9 +320,12 @@ class Strategy:
         parameters : iterable of ChunkParameter
         size : int
             Bytes of an element; a kernel reads and writes as many.
+        launch_share : float
+            CPU time of a launch over that of one from Python.
         """
         for elements, equal in groupby(each.size for each in parameters):
-            block.compute_again(Compute(name, Elementwise(2 * size * elements)), len(list(equal)))
+            copy = Compute(name, Elementwise(2 * size * elements), launch_share=launch_share)
+            block.compute_again(copy, len(list(equal)))
 
 
 def collective(operation: Operation, group: str, size: int, what: str) -> Communicate:
