@@ -11,6 +11,8 @@ to the others (``broadcast_buffers``, on by default; other frameworks keep each 
 means and variances flattened into one message, all counters into another, then each is copied back
 (`broadcast_coalesced` in comm.cpp beside it).
 
+Without expert parallelism experts are parameters like all others: they share buckets with them.
+
 With zero = 1 the optimizer is a ZeroRedundancyOptimizer
 (torch/distributed/optim/zero_redundancy_optimizer.py): each parameter belongs to one rank, which
 updates it and broadcasts it. Here all ranks update as much as the busiest.
@@ -46,6 +48,7 @@ class Ddp(Strategy):
 
     style: ClassVar[Style] = "ddp"
     first_and_last_only: ClassVar[bool] = True
+    tells_experts: ClassVar[bool] = False
 
     def _prepare(self) -> None:
         defaults, plan = frameworks().ddp, self.plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from typing import ClassVar, NamedTuple
@@ -80,6 +81,8 @@ class Strategy:
     first_and_last_only : bool
         Whether the hooks of a pass write nothing, except in the first forward and the last backward
         of a chunk.
+    tells_experts : bool
+        Whether parameters of experts are treated apart, even if the same ranks hold them.
     writes_in_first, writes_in_last : bool
         Where that is so: whether they write anything in the first forward, in the last backward.
     parameters : tuple of tuple of ChunkParameter
@@ -91,6 +94,7 @@ class Strategy:
 
     style: ClassVar[Style]
     first_and_last_only: ClassVar[bool] = False
+    tells_experts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -106,6 +110,8 @@ class Strategy:
         self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
         self.parameters = tuple(chunk_parameters(layers) for layers in chunks)
+        if not self.tells_experts and plan.ep == 1 and groups.sizes["edp"] == groups.sizes["dp"]:
+            self.parameters = tuple(tuple(map(_as_dense, chunk)) for chunk in self.parameters)
         self._counts = {False: 0, True: 0}
         for parameter in (each.parameter for chunk in self.parameters for each in chunk):
             self._counts[parameter.expert] += parameter.size
@@ -326,6 +332,13 @@ class Strategy:
         for elements, equal in groupby(each.size for each in parameters):
             copy = Compute(name, Elementwise(2 * size * elements), launch_share=launch_share)
             block.compute_again(copy, len(list(equal)))
+
+
+def _as_dense(parameter: ChunkParameter) -> ChunkParameter:
+    """Parameter → the same as one of a dense layer."""
+    if not parameter.expert:
+        return parameter
+    return replace(parameter, parameter=replace(parameter.parameter, expert=False))
 
 
 def collective(operation: Operation, group: str, size: int, what: str) -> Communicate:
