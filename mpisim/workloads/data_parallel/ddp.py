@@ -48,7 +48,11 @@ class Ddp(Strategy):
 
     style: ClassVar[Style] = "ddp"
     first_and_last_only: ClassVar[bool] = True
-    tells_experts: ClassVar[bool] = False
+
+    @property
+    def tells_experts(self) -> bool:
+        """Only with expert parallelism: parameters go by the order of their gradients alone."""
+        return False
 
     def _prepare(self) -> None:
         defaults, plan = frameworks().ddp, self.plan

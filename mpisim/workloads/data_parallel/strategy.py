@@ -81,8 +81,6 @@ class Strategy:
     first_and_last_only : bool
         Whether the hooks of a pass write nothing, except in the first forward and the last backward
         of a chunk.
-    tells_experts : bool
-        Whether parameters of experts are treated apart, even if the same ranks hold them.
     writes_in_first, writes_in_last : bool
         Where that is so: whether they write anything in the first forward, in the last backward.
     parameters : tuple of tuple of ChunkParameter
@@ -94,7 +92,6 @@ class Strategy:
 
     style: ClassVar[Style]
     first_and_last_only: ClassVar[bool] = False
-    tells_experts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -109,9 +106,7 @@ class Strategy:
         self.host = host
         self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
-        self.parameters = tuple(chunk_parameters(layers) for layers in chunks)
-        if not self.tells_experts and plan.ep == 1 and groups.sizes["edp"] == groups.sizes["dp"]:
-            self.parameters = tuple(tuple(map(_as_dense, chunk)) for chunk in self.parameters)
+        self.parameters = tuple(self.registered(layers) for layers in chunks)
         self._counts = {False: 0, True: 0}
         for parameter in (each.parameter for chunk in self.parameters for each in chunk):
             self._counts[parameter.expert] += parameter.size
@@ -125,6 +120,28 @@ class Strategy:
             for each in reversed(parameters):
                 found[chunk, each.layer, each.operator].append(each)
         return found
+
+    @property
+    def tells_experts(self) -> bool:
+        """Whether parameters of experts are treated apart, even if the same ranks hold them."""
+        return True
+
+    def registered(
+        self, layers: Sequence[Layer], *, frozen: bool = False
+    ) -> tuple[ChunkParameter, ...]:
+        """Layers of a chunk → their parameters as `chunk_parameters`; experts' where told apart.
+
+        Parameters
+        ----------
+        layers : sequence of Layer
+        frozen : bool
+            Whether frozen ones count, too.
+        """
+        found = chunk_parameters(layers, frozen=frozen)
+        sizes = self.groups.sizes
+        if self.tells_experts or self.plan.ep > 1 or sizes["edp"] != sizes["dp"]:
+            return found
+        return tuple(map(_as_dense, found))
 
     def _prepare(self) -> None:
         """Cut buckets and units, before any block is written; called once, by the constructor."""
