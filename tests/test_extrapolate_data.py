@@ -159,6 +159,7 @@ def test_images_of_a_model_without_any(tmp_path: Path) -> None:
         ("dat.images=jpeg", "no table 'dat' (did you mean 'data'?)"),
         ("data.image=jpeg", "did you mean 'images'"),
         ("data.images=png", "allowed: synthetic, jpeg"),
+        ("data.workers=4", "data.workers has no effect: data.images is 'synthetic'"),
         ("scale.data_loading=2", "the program prepares no images"),
     ],
 )

@@ -387,3 +387,26 @@ def test_command_refuses(
     assert done.rc == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--micro-batches", "4"), "--micro-batches is a change: --cluster says on which network"),
+        (("--pp", "1", "--cluster", "dgx-h100"), "--pp is 1; allowed is 2 or more"),
+        (("--layout", "q=2"), "is not AXIS=RANKS"),
+        (("--gpu", "h10", "--cluster", "dgx-h100"), "'h10'"),
+    ],
+)
+def test_command_refuses_before_it_reads(
+    options: tuple[str, ...], said: str, call_mpisim: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """Files that begin as traces of two ranks, and end there."""
+    for rank in range(2):
+        info = {"backend": "nccl", "rank": rank, "world_size": 2}
+        text = json.dumps({"distributedInfo": info})
+        (tmp_path / f"kineto_rank{rank}.json").write_text(text[:-1] + ', "traceEvents": [')
+    done = call_mpisim(["extrapolate", str(tmp_path), *options])
+    assert done.rc == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -375,10 +375,9 @@ def _tables(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def _data(table: dict[str, Any] | None) -> DataChoice | None:
     """Return the table [data] that ``--set`` stands for; None if it sets no key of it."""
-    from ..base.schema import build
-    from ..experiment import DataChoice
+    from ..experiment.choices import data_choice
 
-    return None if table is None else build(DataChoice, table, "--set", "data")
+    return None if table is None else data_choice(table, "--set")
 
 
 def _keys(given: list[str]) -> dict[str, Any]:

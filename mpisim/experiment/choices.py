@@ -8,13 +8,14 @@ refuses keys of one table that contradict each other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.rank_ranges import parse_ranges
-from ..base.schema import Example, Limits
+from ..base.schema import Example, Limits, build
 from ..kernels import gpu_name
 from ..topo import find_cluster
 from ..topo.speeds import SPEEDS
@@ -32,6 +33,7 @@ __all__ = [
     "RunChoice",
     "ScaleChoice",
     "VariationChoice",
+    "data_choice",
 ]
 
 MAX_GPUS = 10_000_000
@@ -200,6 +202,30 @@ class DataChoice:
     megapixels: Annotated[float, Limits(least=0.001, most=1000)] | None = None
     cores: Count | None = None
     clock: Annotated[float, Limits(least=0.5, most=10)] | None = None
+
+
+def data_choice(table: Mapping[str, Any], source: str) -> DataChoice:
+    """``[data]`` of a traced step → its choice, which must say where images come from.
+
+    Parameters
+    ----------
+    table : mapping
+        As read from TOML.
+    source : str
+        For error messages.
+
+    Raises
+    ------
+    InputError
+        For a key that has no effect, since nothing prepares images.
+    """
+    choice = build(DataChoice, table, source, "data")
+    if "images" not in table and table:
+        raise InputError(
+            f"{source}: data.{next(iter(table))} has no effect: data.images is "
+            f"{choice.images!r}, its default; data.images = 'jpeg' lets CPUs prepare images"
+        )
+    return choice
 
 
 @frozen

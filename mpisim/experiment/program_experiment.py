@@ -22,6 +22,7 @@ from .choices import (
     RunChoice,
     ScaleChoice,
     VariationChoice,
+    data_choice,
 )
 from .experiment import keys_at_defaults
 from .models import Count
@@ -266,7 +267,7 @@ def program_experiment(table: Mapping[str, Any], source: str) -> ProgramExperime
         return ProgramExperiment(choice.program or "", tables, title, source)
     plan = dict(_flat(table.get("plan", {})))
     plan |= {f"framework.{key}": value for key, value in table.get("framework", {}).items()}
-    data = build(DataChoice, table["data"], source, "data") if "data" in table else None
+    data = data_choice(table["data"], source) if "data" in table else None
     return ProgramExperiment("", tables, title, source, choice, plan, data)
 
 

@@ -25,7 +25,7 @@ from ..workloads.transformer.shapes import (
 )
 from .step import TracedKernel, TracedStep
 
-__all__ = ["check_context", "with_context"]
+__all__ = ["check_context", "context_not_modelled", "with_context"]
 
 
 def check_context(step: TracedStep, plan: Plan, sequence: int | None) -> None:
@@ -84,6 +84,25 @@ def check_context(step: TracedStep, plan: Plan, sequence: int | None) -> None:
                 f"cp is {cp}, and attention of {source} has a window of {each.window:,} tokens, "
                 "which needs framework.cp_style=all-gather or all-to-all"
             )
+
+
+def context_not_modelled(step: TracedStep, plan: Plan) -> list[str]:
+    """Step, plan → what of sharing sequences is not modelled, lines for people.
+
+    Parameters
+    ----------
+    step : TracedStep
+    plan : Plan
+    """
+    traced = [task for one in step.operators for task in one.forward]
+    kernels = [k for task in traced if isinstance(task, TracedKernel) for k in task.kernels]
+    scans = any(isinstance(each, Gemm) and each.variant == "scan" for each in kernels)
+    if plan.cp == 1 or not scans:
+        return []
+    return [
+        "what ranks of a context exchange for scans over states (Mamba): heads for tokens before "
+        "and behind each, as Megatron-LM does"
+    ]
 
 
 def with_context(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ..topo import Cluster
     from ..topo.nccl_network import NcclNetwork
 
-__all__ = ["Extrapolated", "extrapolate_parallel"]
+__all__ = ["Extrapolated", "check_changes", "extrapolate_parallel"]
 
 
 def extrapolate_parallel(
@@ -106,20 +106,23 @@ def extrapolate_parallel(
     InputError
         If the groups form no grid, or the change cannot be made.
     """
+    with collective_errors(comm):
+        check_changes(
+            cluster,
+            layout,
+            dp=dp,
+            gpu=gpu,
+            distributed_optimizer=distributed_optimizer,
+            micro_batches=micro_batches,
+            stages=stages,
+            schedule=schedule,
+            chunks=chunks,
+            calibration=calibration,
+        )
     plain = replay(job, comm)
     whole = _whole(job.program, comm)
-    options = {
-        "--gpu": gpu,
-        "--distributed-optimizer": distributed_optimizer,
-        "--micro-batches": micro_batches,
-        "--pp": stages,
-        "--schedule": schedule,
-        "--vpp": chunks,
-        "--calibration": calibration,
-    }
     with collective_errors(comm):
         structure = _structure(job, whole, layout)
-        _check_cluster(options, cluster)
     recorded = _step(whole, comm, None)
     wanted = _Changed(
         *(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches),
@@ -147,9 +150,55 @@ def extrapolate_parallel(
     )
 
 
-def _check_cluster(options: Mapping[str, Any], cluster: Cluster | None) -> None:
-    """Refuse a change for which no network is named."""
-    given = next((name for name, value in options.items() if value is not None), None)
+def check_changes(
+    cluster: Cluster | None,
+    layout: str = "",
+    *,
+    dp: int | None = None,
+    gpu: str | None = None,
+    distributed_optimizer: bool | None = None,
+    micro_batches: int | None = None,
+    stages: int | None = None,
+    schedule: str | None = None,
+    chunks: int | None = None,
+    calibration: str | None = None,
+) -> None:
+    """Refuse changes of which no job needs to be known to see that they cannot be made. Local.
+
+    Parameters
+    ----------
+    cluster, layout, dp, gpu, distributed_optimizer, micro_batches, stages, schedule, chunks
+        As of `extrapolate_parallel`, and so `calibration`.
+
+    Raises
+    ------
+    UsageError
+        For a number that is too small, or a change for which no network is named.
+    InputError
+        For a layout that is none, or a GPU that is not known.
+    """
+    for option, number, least in (
+        ("--dp", dp, 1),
+        ("--micro-batches", micro_batches, 1),
+        ("--pp", stages, 2),
+        ("--vpp", chunks, 1),
+    ):
+        if number is not None and number < least:
+            raise UsageError(f"{option} is {number}; allowed is {least} or more")
+    if layout:
+        parse_layout(layout)
+    if gpu is not None:
+        find_gpu(gpu)
+    changes = {
+        "--gpu": gpu,
+        "--distributed-optimizer": distributed_optimizer,
+        "--micro-batches": micro_batches,
+        "--pp": stages,
+        "--schedule": schedule,
+        "--vpp": chunks,
+        "--calibration": calibration,
+    }
+    given = next((name for name, value in changes.items() if value is not None), None)
     if given is not None and cluster is None:
         raise UsageError(f"{given} is a change: --cluster says on which network")
 
@@ -307,10 +356,6 @@ class _Changed:
         along = structure.axis("dp")
         size = 1 if along is None else structure.axes[along].size
         replicas = size if self.dp is None else self.dp
-        if replicas < 1:
-            raise UsageError(f"--dp is {replicas}; allowed is 1 or more")
-        if self.micro_batches is not None and self.micro_batches < 1:
-            raise UsageError(f"--micro-batches is {self.micro_batches}; allowed is 1 or more")
         missing = any(axis.unseen for axis in structure.axes)
         if cluster is None:
             if replicas == size and not missing:

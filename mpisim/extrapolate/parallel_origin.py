@@ -5,19 +5,32 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
 from ..replay import read_job
 from ..replay.origin import is_origin, read_origin
 from ..topo import find_cluster
-from .parallel import Extrapolated, extrapolate_parallel
+from .parallel import Extrapolated, check_changes, extrapolate_parallel
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = ["GrownOrigin"]
+
+
+class _Changes(TypedDict):
+    """Changes of a job, as `extrapolate_parallel` takes them."""
+
+    dp: int | None
+    gpu: str | None
+    distributed_optimizer: bool | None
+    micro_batches: int | None
+    stages: int | None
+    schedule: str | None
+    chunks: int | None
+    calibration: str | None
 
 
 @frozen
@@ -95,19 +108,23 @@ class GrownOrigin:
                 None if name is None else find_cluster(name)
                 for name in (self.cluster, self.traced_cluster)
             ]
+            changes: _Changes = {
+                "dp": self.dp,
+                "gpu": self.gpu,
+                "distributed_optimizer": self.distributed_optimizer,
+                "micro_batches": self.micro_batches,
+                "stages": self.stages,
+                "schedule": self.schedule,
+                "chunks": self.chunks,
+                "calibration": self.calibration,
+            }
+            check_changes(clusters[0], self.layout, **changes)  # before the files are read
         job = read_job(self.paths, comm, allow_missing=True)
         return extrapolate_parallel(
             job,
             comm,
-            dp=self.dp,
             cluster=clusters[0],
             traced_cluster=clusters[1],
             layout=self.layout,
-            gpu=self.gpu,
-            distributed_optimizer=self.distributed_optimizer,
-            micro_batches=self.micro_batches,
-            stages=self.stages,
-            schedule=self.schedule,
-            chunks=self.chunks,
-            calibration=self.calibration,
+            **changes,
         )

@@ -80,10 +80,6 @@ def with_stages(
             f"{said}: the grid {structure.text} has no pipeline, whose messages would tell "
             "where a stage begins"
         )
-    if stages is not None and stages < 2:
-        raise InputError(f"--pp is {stages}; allowed is 2 or more")
-    if chunks is not None and chunks < 1:
-        raise InputError(f"--vpp is {chunks}; allowed is 1 or more")
     recorded = structure.axes[pp].size
     if stages in (None, recorded) and schedule is None and chunks is None:
         return program, structure, ""

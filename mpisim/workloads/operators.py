@@ -72,6 +72,9 @@ class Compute:
         own.
     kept : str
         Name by which a later operator's `Await` waits for it; empty: none does.
+    launch_share : float
+        CPU time of a launch over that of one from Python; less than 1 where compiled code launches
+        it for a single tensor.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Compute:
     compiled_loop: bool = False
     calls: int = 0
     kept: str = ""
+    launch_share: float = 1.0
 
 
 @frozen(slots=True)

@@ -106,6 +106,10 @@ class Pricing:
                 return Launching(host=0, launch=self.launching["launch"], launch_cost=0)
             return Launching(host=kernel.host, launch=kernel.launch, launch_cost=kernel.launch_cost)
         found = self.launching_of(task.launches, compiled_loop=task.compiled_loop)
+        if task.launch_share < 1:
+            time = round(task.launch_share * (found["host"] + found["launch_cost"]))
+            call = min(found["launch_cost"], time)
+            found = Launching(host=time - call, launch=found["launch"], launch_cost=call)
         if task.calls and task.launches:
             calls = task.calls * self._call
             found = Launching(

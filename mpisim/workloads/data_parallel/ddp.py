@@ -2,13 +2,16 @@
 
 Each gradient is copied into its bucket as the backward completes it, and a full bucket is reduced
 beside the rest of the backward. At the backward's end the buckets are waited for one by one and
-copied back. All but the last micro-batch run under ``no_sync``. Buckets are those of the second
-iteration and later, when the reducer has put parameters in the order of their gradients.
+copied back. Compiled code launches a copy for each parameter. All but the last micro-batch run
+under ``no_sync``. Buckets are those of the second iteration and later, when the reducer has put
+parameters in the order of their gradients.
 
 Before the first forward of a step running statistics of batch normalisation go from the first rank
 to the others (``broadcast_buffers``, on by default; other frameworks keep each rank's own): all
 means and variances flattened into one message, all counters into another, then each is copied back
 (`broadcast_coalesced` in comm.cpp beside it).
+
+Without expert parallelism experts are parameters like all others: they share buckets with them.
 
 With zero = 1 the optimizer is a ZeroRedundancyOptimizer
 (torch/distributed/optim/zero_redundancy_optimizer.py): each parameter belongs to one rank, which
@@ -17,6 +20,7 @@ updates it and broadcasts it. Here all ranks update as much as the busiest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapreplace
 from typing import ClassVar
 
@@ -26,7 +30,7 @@ from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
 from ..operators import Communicate, Compute
-from .buckets import Bucket, buckets_closed_after, of_kind
+from .buckets import Bucket, ChunkParameter, buckets_closed_after, of_kind
 from .frameworks import frameworks
 from .strategy import PassPoint, Strategy, collective
 
@@ -44,6 +48,11 @@ class Ddp(Strategy):
 
     style: ClassVar[Style] = "ddp"
     first_and_last_only: ClassVar[bool] = True
+
+    @property
+    def tells_experts(self) -> bool:
+        """Only with expert parallelism: parameters go by the order of their gradients alone."""
+        return False
 
     def _prepare(self) -> None:
         defaults, plan = frameworks().ddp, self.plan
@@ -66,6 +75,7 @@ class Ddp(Strategy):
             for bucket in buckets
         }
         self._launched: dict[tuple[int, Bucket], int] = {}
+        self._copy_launch = defaults.copy_launch.value
 
     def before_forward(self, at: PassPoint) -> None:
         """Before the first forward, send the running statistics of all the chunk's layers."""
@@ -97,7 +107,8 @@ class Ddp(Strategy):
             assert row is not None  # the group has several members
             block.await_next([row])
             for size in sizes:
-                block.compute(Compute(f"copy {what}", Elementwise(2 * size)))
+                copy = Elementwise(2 * size)
+                block.compute(Compute(f"copy {what}", copy, launch_share=self._copy_launch))
 
     def after_gradients(self, at: PassPoint) -> None:
         """In the last backward, copy gradients into buckets and reduce those that are full."""
@@ -106,7 +117,7 @@ class Ddp(Strategy):
         for each in self.of_operator[at.operator_key]:
             if self.unreplicated(each.expert):
                 continue
-            self.write_copies(at.block, "copy gradient into bucket", [each], self.gradient_size)
+            self._write_copies(at.block, "copy gradient into bucket", [each])
             bucket = self._full.get((at.chunk, each))
             if self.plan.overlap.dp and bucket is not None:
                 row = at.block.launch(self._reduction(bucket))
@@ -123,9 +134,7 @@ class Ddp(Strategy):
                 block.await_next([self._launched[at.chunk, bucket]])
             else:
                 block.communicate(self._reduction(bucket))
-            self.write_copies(
-                block, "copy gradient from bucket", bucket.parameters, self.gradient_size
-            )
+            self._write_copies(block, "copy gradient from bucket", bucket.parameters)
 
     def after_optimizer(self, block: BlockBuilder) -> None:
         """Broadcast each parameter from the rank that has updated it."""
@@ -156,6 +165,14 @@ class Ddp(Strategy):
     def norm_groups(self) -> tuple[str, ...]:
         """None: nothing clips gradients."""
         return ()
+
+    def _write_copies(
+        self, block: BlockBuilder, name: str, parameters: Sequence[ChunkParameter]
+    ) -> None:
+        """Write copies of gradients, which the reducer launches from compiled code."""
+        self.write_copies(
+            block, name, parameters, self.gradient_size, launch_share=self._copy_launch
+        )
 
     def _shares(self, expert: bool) -> list[list[int]]:
         """Sizes of the parameters of each rank: the largest first, to the rank with the least."""

@@ -22,10 +22,13 @@ class DdpDefaults:
     ----------
     first_bucket, bucket : Quantity
         Bytes of the first bucket, and of the others.
+    copy_launch : Quantity
+        CPU time of a copy that the reducer launches, over that of a launch from Python.
     """
 
     first_bucket: Quantity
     bucket: Quantity
+    copy_launch: Quantity
 
 
 @frozen

@@ -65,7 +65,7 @@ from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
 from ..operators import Communicate, Compute
-from .buckets import ChunkParameter, chunk_parameters, padded
+from .buckets import ChunkParameter, padded
 from .strategy import PassPoint, Strategy, collective
 
 __all__ = ["ADD_ON_CPU", "Fsdp", "GatherState", "ReduceState", "Unit"]
@@ -159,10 +159,19 @@ class Fsdp(Strategy):
 
     style: ClassVar[Style] = "fsdp"
 
+    @property
+    def tells_experts(self) -> bool:
+        """Only with expert parallelism, or by Megatron-FSDP: a block is one unit.
+
+        As in torchtitan (torchtitan/models/llama4/infra/parallelize.py: experts are a unit of their
+        own ``if transformer_block.moe_enabled and ep_degree > 1``).
+        """
+        return self.plan.framework.flat_shards
+
     def _prepare(self) -> None:
         roots, units = [], []
         for layers in self.chunks:
-            parameters = chunk_parameters(layers, frozen=True)
+            parameters = self.registered(layers, frozen=True)
             blocks = [i for i, layer in enumerate(layers) if layer.role == "block"]
             size = self.plan.framework.wrap_layers
             wraps = [blocks[i : i + size] for i in range(0, len(blocks), size)]

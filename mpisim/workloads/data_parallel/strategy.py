@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from typing import ClassVar, NamedTuple
@@ -105,7 +106,7 @@ class Strategy:
         self.host = host
         self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
-        self.parameters = tuple(chunk_parameters(layers) for layers in chunks)
+        self.parameters = tuple(self.registered(layers) for layers in chunks)
         self._counts = {False: 0, True: 0}
         for parameter in (each.parameter for chunk in self.parameters for each in chunk):
             self._counts[parameter.expert] += parameter.size
@@ -119,6 +120,28 @@ class Strategy:
             for each in reversed(parameters):
                 found[chunk, each.layer, each.operator].append(each)
         return found
+
+    @property
+    def tells_experts(self) -> bool:
+        """Whether parameters of experts are treated apart, even if the same ranks hold them."""
+        return True
+
+    def registered(
+        self, layers: Sequence[Layer], *, frozen: bool = False
+    ) -> tuple[ChunkParameter, ...]:
+        """Layers of a chunk → their parameters as `chunk_parameters`; experts' where told apart.
+
+        Parameters
+        ----------
+        layers : sequence of Layer
+        frozen : bool
+            Whether frozen ones count, too.
+        """
+        found = chunk_parameters(layers, frozen=frozen)
+        sizes = self.groups.sizes
+        if self.tells_experts or self.plan.ep > 1 or sizes["edp"] != sizes["dp"]:
+            return found
+        return tuple(map(_as_dense, found))
 
     def _prepare(self) -> None:
         """Cut buckets and units, before any block is written; called once, by the constructor."""
@@ -301,7 +324,13 @@ class Strategy:
         return self.groups.sizes[self.data_group(expert)] == 1
 
     def write_copies(
-        self, block: BlockBuilder, name: str, parameters: Iterable[ChunkParameter], size: int
+        self,
+        block: BlockBuilder,
+        name: str,
+        parameters: Iterable[ChunkParameter],
+        size: int,
+        *,
+        launch_share: float = 1.0,
     ) -> None:
         """Write a kernel for each parameter that copies `size` bytes of each element.
 
@@ -314,9 +343,19 @@ class Strategy:
         parameters : iterable of ChunkParameter
         size : int
             Bytes of an element; a kernel reads and writes as many.
+        launch_share : float
+            CPU time of a launch over that of one from Python.
         """
         for elements, equal in groupby(each.size for each in parameters):
-            block.compute_again(Compute(name, Elementwise(2 * size * elements)), len(list(equal)))
+            copy = Compute(name, Elementwise(2 * size * elements), launch_share=launch_share)
+            block.compute_again(copy, len(list(equal)))
+
+
+def _as_dense(parameter: ChunkParameter) -> ChunkParameter:
+    """Parameter → the same as one of a dense layer."""
+    if not parameter.expert:
+        return parameter
+    return replace(parameter, parameter=replace(parameter.parameter, expert=False))
 
 
 def collective(operation: Operation, group: str, size: int, what: str) -> Communicate:
