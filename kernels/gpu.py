@@ -104,6 +104,9 @@ class Gpu:
     steady : Quantity, optional
         Share of the clock of kernels measured by themselves that it sustains when kernels follow
         one another, where that was measured; else what its power leaves of the architecture's.
+    steady_products : Quantity, optional
+        The same of matrix products and convolutions, where these were measured to sustain another
+        clock than attention does.
     nvlink : Quantity, optional
         Bandwidth of all links to other GPUs (NVLink, xGMI) together, one direction.
     power : Quantity, optional
@@ -158,6 +161,7 @@ class Gpu:
     exponentials: Quantity | None = None
     product_rate: Quantity | None = None
     steady: Quantity | None = None
+    steady_products: Quantity | None = None
     nvlink: Quantity | None = None
     power: Quantity | None = None
     confidence: Literal["cross-checked", "one source"] = "one source"

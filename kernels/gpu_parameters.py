@@ -81,10 +81,14 @@ class GpuParameters:
         Share of the clock that the board's power allows under full matrix load, relative to the
         reference GPU of its architecture: 1 where it has as many watts a FLOP/s. What the
         reference does with kernels measured by themselves is part of the fitted efficiencies.
+    sustained_products : float, optional
+        The same of matrix products and convolutions, where it is another.
     steady : float
         The same share where kernels follow one another without pause, as in a training step: below
         1 also on the reference, where its short kernels run at a clock that its power does not
         sustain.
+    steady_products : float, optional
+        As `sustained_products`.
     power_share : float
         Of the board's watts a FLOP/s, relative to the reference; 1 where it has as many or more.
     missing : int
@@ -107,7 +111,9 @@ class GpuParameters:
     shared_memory: float
     exponentials: float = EXPONENTIALS_PER_CLOCK
     sustained: float = 1.0
+    sustained_products: float | None = None
     steady: float = 1.0
+    steady_products: float | None = None
     power_share: float = 1.0
     missing: int = 0
     rated_peaks: Mapping[str, float] | None = None
@@ -115,7 +121,13 @@ class GpuParameters:
 
     def at_steady_clock(self) -> GpuParameters:
         """Return the GPU as it runs in a training step, at the clock that its power sustains."""
-        return replace(self, sustained=self.steady)
+        return replace(self, sustained=self.steady, sustained_products=self.steady_products)
+
+    @property
+    def product_clock(self) -> float:
+        """Share of the clock that the power allows matrix products and convolutions."""
+        products = self.sustained_products
+        return self.sustained if products is None else products
 
     @property
     def chip(self) -> tuple[object, ...]:
@@ -182,6 +194,7 @@ class GpuParameters:
         steady = sustained * architecture.get("steady", 1.0)
         if gpu.steady is not None:
             steady = gpu.steady.si
+        products = gpu.steady_products
         l2_rate = architecture["l2_bytes_per_clock"] * sms * clock.si
         return cls(
             name=_names_by_title().get(gpu.title, gpu.title),
@@ -197,6 +210,7 @@ class GpuParameters:
             exponentials=gpu.exponentials.si if gpu.exponentials else EXPONENTIALS_PER_CLOCK,
             sustained=min(1.0, sustained),
             steady=min(1.0, steady),
+            steady_products=None if products is None else min(1.0, products.si),
             power_share=min(1.0, power_share),
             missing=sum(each is None for each in (gpu.sms, gpu.clock, gpu.l2)),
         )

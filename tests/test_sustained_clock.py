@@ -55,6 +55,20 @@ def test_what_was_measured_of_a_board_counts() -> None:
     assert GpuParameters.of(faster).steady == 1.0
 
 
+def test_products_may_sustain_another_clock() -> None:
+    """On a GB200 0.81 of it, attention 0.90; where nothing is said, both the same."""
+    assert GpuParameters.of(find_gpu("gb200")).steady == pytest.approx(0.90)
+    assert 0.97 / 0.81 < ratio("gb200", LONG) < 1.02 / 0.81
+    gpu = replace(find_gpu("gb200"), steady_products=None)
+    alike = Analytical(gpu).estimate(LONG).duration
+    assert Analytical(find_gpu("gb200")).estimate(LONG).duration == pytest.approx(
+        alike * 0.90 / 0.81, rel=0.001
+    )
+    attention = Attention(1, 32, 32, 8192, 8192, 128, 128)
+    known = Analytical(find_gpu("gb200")).estimate(attention).duration
+    assert Analytical(gpu).estimate(attention).duration == known
+
+
 @pytest.mark.parametrize(
     ("gpu", "small", "large", "oblong"),
     [

@@ -14,6 +14,7 @@ from mixtures import SHARED, TINY, block
 from transformers import communications, lines, operator, plan
 
 from mpisim.base.errors import InputError
+from mpisim.experiment.models import Transformer
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Elementwise, Gemm, GroupedGemm
@@ -367,6 +368,39 @@ def test_scales_of_blocks_are_put_in_order_before_products(
         assert [step.calls for step in products] == [into, into, weights]
     fused = operator(block(TINY, **blocks, moe_experts="fused"), name)
     assert [step.calls for step in fused.forward if isinstance(step, Compute)] == [0, 0]
+
+
+def test_what_experts_keep_is_copied_to_pages_and_back() -> None:
+    layer = block(TINY, ep=4, dp=4, etp=1, moe_paged_stash=True)
+    # 16 rows: 16 features in, 64 of both halves of the gate, 32 of its result, in bf16.
+    copied = 2 * 16 * 2 * (16 + 64 + 32)
+    stash = operator(layer, "experts stash")
+    assert lines(stash.forward) == [f"experts stash: {copied} bytes"]
+    assert lines(stash.backward) == [f"experts stash restored: {copied} bytes"]
+    names = [each.name for each in layer.operators]
+    assert names.index("dispatch") < names.index("experts stash") < names.index("combine")
+
+
+@pytest.mark.parametrize(
+    ("where", "variant"), [("registers", "blocks"), ("memory", "blocks_bias_sums")]
+)
+def test_sums_of_biases_in_memory_slow_one_kernel_of_fused_experts(
+    where: str, variant: str
+) -> None:
+    blocks = {"precision": "fp8", "fp8_scaling": "blocks", "fp8_transposed": False}
+
+    def variants(model: Transformer, experts: str) -> list[str | None]:
+        layer = block(model, **blocks, moe_experts=experts, moe_bias_sums=where)
+        steps = (*operator(layer, "experts in").backward, *operator(layer, "experts out").backward)
+        return [
+            step.kernel.variant
+            for step in steps
+            if isinstance(step, Compute) and isinstance(step.kernel, GroupedGemm)
+        ]
+
+    biased = replace(TINY, bias=True)
+    assert variants(biased, "fused") == ["blocks", "blocks", variant, "blocks"]
+    assert variants(biased, "loop") == variants(TINY, "fused") == ["blocks"] * 4
 
 
 def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None:

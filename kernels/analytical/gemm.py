@@ -122,7 +122,7 @@ def _arithmetic(
         spread = OPERAND_BYTES[dtype] * k * minimum(m, n) / (PASCAL_TRANSLATION_SPAN * gpu.l2)
         slower = 1 + PASCAL_TRANSLATION_SLOWDOWN * spread / (1 + spread)
         time = where(batch > 1, time, time * slower)
-    return power_throttled(time, constants["burst"], gpu.sustained)
+    return power_throttled(time, constants["burst"], gpu.product_clock)
 
 
 def _gemm_stretch(
@@ -207,7 +207,7 @@ def _grouped_terms(columns: Columns, gpu: GpuParameters, constants: Constants) -
     # constants, where they serve, say it.
     burst = constants.get("burst", 0.0)
     time = expected_time(times, GROUPED_GEMM_CHOICE)
-    return power_throttled(time, burst, gpu.sustained), memory
+    return power_throttled(time, burst, gpu.product_clock), memory
 
 
 def _grouped_stretch(

@@ -288,7 +288,7 @@ def power_throttled(time: Numbers, burst: float, share: float) -> Numbers:
     burst : float
         Duration at which half of the limit holds, in seconds.
     share : float
-        Of the clock that the power allows (`GpuParameters.sustained`).
+        Of the clock that the power allows (`GpuParameters.product_clock`).
     """
     return time * (1 + (1 / share - 1) * time / (time + burst))
 
