@@ -41,12 +41,12 @@ TABLES = ("steps.csv", "more_steps.csv", "third_steps.csv", "fourth_steps.csv", 
 """Steps that had not been compared, in halves."""
 
 HEAD = """\
-# What dense transformers add to their error bar (one standard deviation, relative) with a
-# framework, a division of the work and a design of GPUs of which together predictions were not
-# compared with measured steps; those that were (at least {least} rows of trust A and B): library,
-# design, division (any part of it counts, too), width of the narrowest model; the libraries that
-# frameworks run; and those that leave the model's code open, with what that adds. Written by:
-# run_scripts/uncompared_error.py.
+# What transformers add to their error bar (one standard deviation, relative) with a framework, a
+# division of the work and a design of GPUs of which together predictions were not compared with
+# measured steps. Those that were (at least {least} rows of trust A and B): library, design, division
+# (any part of it counts, too), width of the narrowest model (0: any), those of mixtures of experts
+# apart. Which libraries frameworks run. Which leave the model's code open, and what that adds.
+# Written by: run_scripts/uncompared_error.py.
 
 """
 
@@ -67,7 +67,7 @@ LIBRARY = {
 OPEN = ("ddp", "deepspeed", "fsdp")
 """Frameworks that run a model of the user's own: which kernels it has, their names do not say."""
 
-DENSE = "dense transformer"
+DENSE, EXPERTS = "dense transformer", "mixture of experts"
 
 Way = tuple[str, str, str, int]
 """Library, design of GPUs, along which axes the work is divided, and the width of the model."""
@@ -84,7 +84,9 @@ def way_of(case: dict[str, Any]) -> Way:
     """Case of a comparison → its library ("" if no framework is named), GPU, division, width."""
     framework = framework_of(case) or ""
     library = LIBRARY.get(framework, framework)
-    return library, design_of(case), case["parallelism"], case["hidden"]
+    # Products of experts are small in any model: its width says little.
+    width = 0 if case["kind"] == EXPERTS else case["hidden"]
+    return library, design_of(case), case["parallelism"], width
 
 
 def often(ways: Iterable[Way]) -> list[Way]:
@@ -175,8 +177,9 @@ def main() -> int:
     }
     large = compared_cases(args.compared)
     others = [case for path in args.steps for case in compared_cases(path)]
-    counted = [case for case in large if case["trust"] in ("A", "B") and case["kind"] == DENSE]
-    ways = often(map(way_of, counted))
+    counted = [case for case in large if case["trust"] in ("A", "B")]
+    ways = often(way_of(case) for case in counted if case["kind"] == DENSE)
+    expert_ways = often(way_of(case) for case in counted if case["kind"] == EXPERTS)
     used = judged(others, causes)
     new = [case for case in used if unlike(case, ways)]
     own = [case for case in used if not unlike(case, ways) and framework_of(case) in OPEN]
@@ -184,8 +187,12 @@ def main() -> int:
     lines = [
         "ways = [\n",
         *(f"  {json.dumps(way)},\n" for way in ways),
+        "]\n\nexpert_ways = [\n",
+        *(f"  {json.dumps(way)},\n" for way in expert_ways),
         f"]\n\nlibraries = {{ {libraries} }}\n\nopen = {json.dumps(OPEN)}\n\n",
         _line("dense", new, "ways not listed"),
+        f'experts = {{ value = 1, unit = "1", error = {missing_error(new):.3f}, source = "borrowed '
+        'from dense: too few mixtures of experts are in these tables" }\n',
         _line("model_code", own, "ways that are listed, on open libraries"),
     ]
     FILE.write_text(HEAD.format(least=MIN_COMPARED) + "".join(lines), encoding="utf-8")

@@ -27,6 +27,9 @@ PLAIN = HERE / "unnamed_framework.toml"
         (["framework.name=torchtitan", "framework.version=2024-12"], False),
         (["framework.name=torchtitan", "framework.version=2023-01"], True),  # before its profile
         (["framework.name=deepspeed"], True),
+        # Mixtures of experts by what was compared of them.
+        (["framework.name=megatron-core", "model.experts=8", "model.topk=2", "plan.zero=1"], False),
+        (["framework.name=torchtitan", "model.experts=8", "model.topk=2"], True),
         # Of pipelines with tensor parallelism on Hopper, and of one GPU, which is part of all.
         (
             [
@@ -108,6 +111,7 @@ def test_ways_are_those_of_many_rows() -> None:
     assert uncompared_error.often(rows) == [(*many, 1024)]
     assert uncompared_error.way_of(case("a", 1.0)) == ("new", "hopper, 128 lanes", "dp", 4096)
     assert uncompared_error.way_of(case("a", 1.0, "nemo"))[0] == "megatron-core"
+    assert uncompared_error.way_of(case("a", 1.0, kind="mixture of experts"))[3] == 0
     assert uncompared_error.framework_of(case("a", 1.0, "any framework")) is None
 
 

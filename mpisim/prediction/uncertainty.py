@@ -68,6 +68,9 @@ no predictions were compared with measured steps, or of a model half as wide, on
 
 UNCOMPARED_FILE = "calibration/uncompared.toml"
 
+WAYS = {"dense": "ways", "experts": "expert_ways"}
+"""Classes of models → their key of compared ways in `UNCOMPARED_FILE`."""
+
 MODEL_CODE = "model's code, which the library named as framework leaves open"
 """Name of the error of what runs a model of the user's own, as PyTorch's FSDP, on the whole step:
 predictions were compared with steps of other code on it."""
@@ -306,21 +309,22 @@ def unnamed_class(kind: str, zero: int, designs: Sequence[str]) -> str:
 def _unknown(prepared: PreparedExperiment) -> list[tuple[str, str]]:
     """Return what no comparison has seen of an experiment: name of its error, key of its size.
 
-    Of dense transformers: of other models the error of the model is that of few, unlike steps. What
-    an experiment without a framework's name leaves open has an error of its own.
+    Of transformers: of other models the error of the model is that of few, unlike steps. What an
+    experiment without a framework's name leaves open has an error of its own.
     """
     profile = prepared.experiment.profile
-    if model_class(prepared.experiment.model) != "dense":
+    kind = model_class(prepared.experiment.model)
+    if kind not in WAYS:
         return []
-    if not _compared(prepared):
-        return [(UNCOMPARED, "dense")]
+    if not _compared(prepared, packaged(UNCOMPARED_FILE)[WAYS[kind]]):
+        return [(UNCOMPARED, kind)]
     if profile is not None and profile.host in packaged(UNCOMPARED_FILE)["open"]:
         return [(MODEL_CODE, "model_code")]
     return []
 
 
-def _compared(prepared: PreparedExperiment) -> bool:
-    """Whether measured steps of this framework, kind of plan and GPU were compared.
+def _compared(prepared: PreparedExperiment, ways: Sequence[Any]) -> bool:
+    """Whether measured steps of this framework, kind of plan and GPU are among those compared.
 
     A division counts that is part of one that was (`is_part`), and a model at least half as wide as
     the narrowest: in narrower ones launches and small products decide. Frameworks that run one
@@ -330,7 +334,7 @@ def _compared(prepared: PreparedExperiment) -> bool:
     seen: Mapping[str, Any] = packaged(UNCOMPARED_FILE)
     designs = {design_name(rated_gpu(each.model.gpu)) for each in prepared.workload.pricings}
     if experiment.profile is None:
-        return designs <= {design for _, design, *_ in seen["ways"]}
+        return designs <= {design for _, design, *_ in ways}
     version = experiment.framework.version
     if version and experiment.profile.stands_for(version):
         return False
@@ -340,7 +344,7 @@ def _compared(prepared: PreparedExperiment) -> bool:
     return all(
         any(
             each[:2] == [library, design] and is_part(division, each[2]) and each[3] <= 2 * hidden
-            for each in seen["ways"]
+            for each in ways
         )
         for design in designs
     )
