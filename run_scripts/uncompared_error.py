@@ -43,7 +43,7 @@ TABLES = ("steps.csv", "more_steps.csv", "third_steps.csv", "fourth_steps.csv", 
 HEAD = """\
 # What transformers add to their error bar (one standard deviation, relative) with a framework, a
 # division of the work and a design of GPUs of which together predictions were not compared with
-# measured steps. Those that were (at least {least} rows of trust A and B): library, design, division
+# measured steps. Those that were (at least {least} rows of trust A, B): library, design, division
 # (any part of it counts, too), width of the narrowest model (0: any), those of mixtures of experts
 # apart. Which libraries frameworks run. Which leave the model's code open, and what that adds.
 # Written by: run_scripts/uncompared_error.py.
