@@ -314,11 +314,12 @@ def _unknown(prepared: PreparedExperiment) -> list[tuple[str, str]]:
     """
     profile = prepared.experiment.profile
     kind = model_class(prepared.experiment.model)
+    seen: Mapping[str, Any] = packaged(UNCOMPARED_FILE)
     if kind not in WAYS:
         return []
-    if not _compared(prepared, packaged(UNCOMPARED_FILE)[WAYS[kind]]):
+    if not _compared(prepared, seen[WAYS[kind]]):
         return [(UNCOMPARED, kind)]
-    if profile is not None and profile.host in packaged(UNCOMPARED_FILE)["open"]:
+    if profile is not None and profile.host in seen["open"]:
         return [(MODEL_CODE, "model_code")]
     return []
 
