@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Comparisons with measured steps → what a framework or GPU that they lack adds as an error bar.
+"""Comparisons with measured steps → error bars of what they lack: framework, GPU, model's code.
 
     mpirun -n 2 python -m mpisim validate e2e all.csv --json out.json
-    mpirun -n 2 python -m mpisim validate e2e data/validation/steps.csv --json steps.json
-    mpirun -n 2 python -m mpisim validate e2e data/validation/more_steps.csv --json more.json
-    python run_scripts/uncompared_error.py out.json steps.json more.json
+    python -m mpisim validate e2e data/validation/steps.csv --where half=causes --json 1.json
+    (and so on for each of `TABLES`)
+    python run_scripts/uncompared_error.py out.json 1.json 2.json 3.json 4.json 5.json
 
 Writes ``data/calibration/uncompared.toml``: the frameworks, with a division of the work and a
-design of GPUs, whose predictions were compared with measured steps for long, and by how much steps
-of others are farther off than their intervals say. That is found on the halves of `TABLES` that
-serve to find causes, so that the intervals of the other halves are a check.
+design of GPUs, whose predictions were compared with measured steps for long, with the width of the
+narrowest model, and by how much steps of others are farther off than their intervals say; and
+the same of steps whose way was compared, but on a library that leaves the model's code to the user.
+That is found on the halves of `TABLES` that serve to find causes, so that the intervals of the
+other halves are a check.
 """
 
 from __future__ import annotations
@@ -18,17 +20,16 @@ import argparse
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scipy.optimize import brentq
 from step_files import column_of, compared_cases
 
 from mpisim.kernels.gpu import find_gpu
 from mpisim.prediction.step_constants import parse_constant_name
-from mpisim.prediction.uncertainty import UNCOMPARED, design_name, is_part
+from mpisim.prediction.uncertainty import MODEL_CODE, UNCOMPARED, design_name, is_part
+from mpisim.validate.e2e.cross_validation import sufficient_error
 
 __all__ = ["FILE", "main", "missing_error"]
 
@@ -36,15 +37,16 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 
 FILE = DATA / "calibration" / "uncompared.toml"
 
-TABLES = ("steps.csv", "more_steps.csv")
+TABLES = ("steps.csv", "more_steps.csv", "third_steps.csv", "fourth_steps.csv", "fifth_steps.csv")
 """Steps that had not been compared, in halves."""
 
 HEAD = """\
-# What dense transformers add to their error bar (one standard deviation, relative) with a
-# framework, a division of the work and a design of GPUs of which together predictions were not
-# compared with measured steps; those that were (at least {least} rows of trust A and B): library,
-# design, division (any part of it counts, too); and the libraries that frameworks run. Written by:
-# run_scripts/uncompared_error.py.
+# What transformers add to their error bar (one standard deviation, relative) with a framework, a
+# division of the work and a design of GPUs of which together predictions were not compared with
+# measured steps. Those that were (at least {least} rows of trust A, B): library, design, division
+# (any part of it counts, too), width of the narrowest model (0: any), those of mixtures of experts
+# apart. Which libraries frameworks run. Which leave the model's code open, and what that adds.
+# Written by: run_scripts/uncompared_error.py.
 
 """
 
@@ -52,7 +54,7 @@ MIN_COMPARED = 10
 """Rows from which a framework, with a division and a design of GPUs, counts as compared."""
 
 MIN_OTHERS = 15
-"""Rows of others from which an error can be found."""
+"""Rows from which an error can be found."""
 
 LIBRARY = {
     "composer": "fsdp",
@@ -62,10 +64,13 @@ LIBRARY = {
 }
 """Frameworks → the library that they run; what runs one library counts as one."""
 
-DENSE = "dense transformer"
+OPEN = ("ddp", "deepspeed", "fsdp")
+"""Frameworks that run a model of the user's own: which kernels it has, their names do not say."""
 
-Way = tuple[str, str, str]
-"""Library, design of GPUs, and along which axes the work is divided."""
+DENSE, EXPERTS = "dense transformer", "mixture of experts"
+
+Way = tuple[str, str, str, int]
+"""Library, design of GPUs, along which axes the work is divided, and the width of the model."""
 
 
 def framework_of(case: dict[str, Any]) -> str | None:
@@ -76,64 +81,62 @@ def framework_of(case: dict[str, Any]) -> str | None:
 
 
 def way_of(case: dict[str, Any]) -> Way:
-    """Case of a comparison → its library ("" if no framework is named), GPU and division."""
+    """Case of a comparison → its library ("" if no framework is named), GPU, division, width."""
     framework = framework_of(case) or ""
-    return LIBRARY.get(framework, framework), design_of(case), case["parallelism"]
+    library = LIBRARY.get(framework, framework)
+    # Products of experts are small in any model: its width says little.
+    width = 0 if case["kind"] == EXPERTS else case["hidden"]
+    return library, design_of(case), case["parallelism"], width
 
 
 def often(ways: Iterable[Way]) -> list[Way]:
-    """Ways of rows → those of at least `MIN_COMPARED` rows, in alphabetical order."""
-    return sorted(way for way, n in Counter(ways).items() if n >= MIN_COMPARED)
+    """Ways of rows → those of at least `MIN_COMPARED` rows with the least width, sorted."""
+    widths: dict[tuple[str, str, str], list[int]] = {}
+    for *kind, width in ways:
+        widths.setdefault(tuple(kind), []).append(width)
+    return sorted((*kind, min(all_)) for kind, all_ in widths.items() if len(all_) >= MIN_COMPARED)
 
 
 def covered(way: Way, ways: Iterable[Way]) -> bool:
-    """Way → whether it is one of `ways`, or divides the work along some axes of one of them."""
-    return any(way[:2] == each[:2] and is_part(way[2], each[2]) for each in ways)
+    """Way → whether one of `ways` has all its axes, and a model at most twice as wide."""
+    return any(
+        way[:2] == each[:2] and is_part(way[2], each[2]) and each[3] <= 2 * way[3] for each in ways
+    )
 
 
-def missing_error(
-    cases: list[dict[str, Any]], causes: set[str], ways: list[Way]
-) -> tuple[float, int]:
-    """Cases of `TABLES` → error with which they are as far off as they say; how many.
+def unlike(case: dict[str, Any], ways: list[Way]) -> bool:
+    """Case, compared ways → whether it is none of them, by itself or by what it was predicted as.
 
-    Residuals over their error bars then have the mean square 1. Of so few rows the share in their
-    intervals would say less.
+    Of rows that name no framework the design of GPUs decides.
+    """
+    return (
+        design_of(case) not in {design for _, design, *_ in ways}
+        or (framework_of(case) is not None and not covered(way_of(case), ways))
+        or UNCOMPARED in case["outcome"]["effects"]
+    )
 
-    Parameters
-    ----------
-    cases : list of dict
-    causes : set of str
-        Rows of the half that serves to find causes.
-    ways : list of tuple
-        Those that were compared; their rows, and those of parts of them, do not count, unless
-        predictions say that the version of the framework was not. Of rows that name no framework
-        the design of GPUs decides.
+
+def judged(cases: Iterable[dict[str, Any]], causes: set[str]) -> list[dict[str, Any]]:
+    """Cases of `TABLES` → dense transformers of the half for causes, without suspect ones."""
+    return [
+        case
+        for case in cases
+        if case["id"] in causes and case["kind"] == DENSE and not case["suspect"]
+    ]
+
+
+def missing_error(used: list[dict[str, Any]]) -> float:
+    """Cases → least error with which their 90 % intervals hold 90 % of them, as for model errors.
 
     Raises
     ------
     ValueError
-        If too few rows are left.
+        If there are too few.
     """
-    designs = {design for _, design, _ in ways}
-    used = [
-        case
-        for case in cases
-        if case["id"] in causes and case["kind"] == DENSE and not case["suspect"]
-        if design_of(case) not in designs
-        or (framework_of(case) and not covered(way_of(case), ways))
-        or UNCOMPARED in case["outcome"]["effects"]
-    ]
     if len(used) < MIN_OTHERS:
-        raise ValueError(f"{len(used)} rows of others; at least {MIN_OTHERS} are needed")
+        raise ValueError(f"{len(used)} rows; at least {MIN_OTHERS} are needed")
     logs = [math.log(case["predicted"] / case["measured"]) for case in used]
-    stated = [_stated_without(case) for case in used]
-
-    def excess(error: float) -> float:
-        """Return the mean square of residuals over their error bars, less 1."""
-        squares = [r * r / (s * s + error * error) for r, s in zip(logs, stated, strict=True)]
-        return math.fsum(squares) / len(used) - 1
-
-    return (0.0 if excess(0.0) <= 0 else brentq(excess, 0.0, 10.0)), len(used)
+    return sufficient_error(logs, [_stated_without(case) for case in used])
 
 
 def design_of(case: dict[str, Any]) -> str:
@@ -143,8 +146,19 @@ def design_of(case: dict[str, Any]) -> str:
 
 def _stated_without(case: dict[str, Any]) -> float:
     """Return the stated error of a case without what this file may have added to it."""
-    added = float(case["outcome"]["effects"].get(UNCOMPARED, 0.0))
+    effects = case["outcome"]["effects"]
+    added = math.hypot(*(effects.get(name, 0.0) for name in (UNCOMPARED, MODEL_CODE)))
     return math.sqrt(max(0.0, float(case["stated_error"]) ** 2 - added**2))
+
+
+def _line(key: str, used: list[dict[str, Any]], what: str) -> str:
+    """Return the line of an error, which is found on the cases."""
+    names = f"{', '.join(TABLES[:-1])} and {TABLES[-1]}"
+    return (
+        f'{key} = {{ value = 1, unit = "1", error = {missing_error(used):.3f}, source = "with it '
+        f"90 % intervals hold 90 % of {len(used)} steps of data/validation/{names}, halves for "
+        f'causes, {what}" }}\n'
+    )
 
 
 def main() -> int:
@@ -163,17 +177,23 @@ def main() -> int:
     }
     large = compared_cases(args.compared)
     others = [case for path in args.steps for case in compared_cases(path)]
-    counted = [case for case in large if case["trust"] in ("A", "B") and case["kind"] == DENSE]
-    ways = often(map(way_of, counted))
-    error, n = missing_error(others, causes, ways)
+    counted = [case for case in large if case["trust"] in ("A", "B")]
+    ways = often(way_of(case) for case in counted if case["kind"] == DENSE)
+    expert_ways = often(way_of(case) for case in counted if case["kind"] == EXPERTS)
+    used = judged(others, causes)
+    new = [case for case in used if unlike(case, ways)]
+    own = [case for case in used if not unlike(case, ways) and framework_of(case) in OPEN]
     libraries = ", ".join(f"{name} = {json.dumps(of)}" for name, of in LIBRARY.items())
     lines = [
         "ways = [\n",
         *(f"  {json.dumps(way)},\n" for way in ways),
-        f"]\n\nlibraries = {{ {libraries} }}\n\n",
-        f'dense = {{ value = 1, unit = "1", error = {error:.3f}, source = "with it residuals '
-        f"of {n} steps of data/validation/{' and '.join(TABLES)}, halves for causes, ways not "
-        'listed, are as large as their error bars" }\n',
+        "]\n\nexpert_ways = [\n",
+        *(f"  {json.dumps(way)},\n" for way in expert_ways),
+        f"]\n\nlibraries = {{ {libraries} }}\n\nopen = {json.dumps(OPEN)}\n\n",
+        _line("dense", new, "ways not listed"),
+        f'experts = {{ value = 1, unit = "1", error = {missing_error(new):.3f}, source = "borrowed '
+        'from dense: too few mixtures of experts are in these tables" }\n',
+        _line("model_code", own, "ways that are listed, on open libraries"),
     ]
     FILE.write_text(HEAD.format(least=MIN_COMPARED) + "".join(lines), encoding="utf-8")
     return 0

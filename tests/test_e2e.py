@@ -147,10 +147,10 @@ def test_selective_recomputation_of_torchtitan(row: Any) -> None:
 
 
 def test_a_gpu_that_no_cluster_has(row: Any) -> None:
-    found = mapped(row(NEUSIGHT))
-    assert found.experiment.kernels.gpu == "V100-PCIe-32GB"
+    found = mapped(row(NEUSIGHT, gpu="P4"))
+    assert found.experiment.kernels.gpu == "P4"
     assert found.experiment.cluster.gpus == 1
-    assert why(row(NEUSIGHT, num_gpus=4, dp=4)).startswith("no cluster of V100-PCIe-32GB")
+    assert why(row(NEUSIGHT, gpu="P4", num_gpus=4, dp=4)).startswith("no cluster of P4")
     assert why(row(NEUSIGHT, gpu="Z1")).startswith("unknown GPU 'Z1'")
 
 
@@ -171,6 +171,21 @@ def test_a_gpu_that_no_cluster_has(row: Any) -> None:
 def test_clusters_by_any_name_of_their_gpu(row: Any, gpu: str, preset: str) -> None:
     stated = mapped(row(VTRAIN, gpu=gpu, node_network_gbps="")).experiment.cluster
     assert (stated.preset, stated.nodes) == (preset, 1)
+
+
+def test_a_board_that_no_cluster_has_is_in_a_box_of_its_like(row: Any) -> None:
+    eight = {"gpus_per_node": "", "num_gpus": 8, "node_network_gbps": "", "dp": 2}
+    found = mapped(row(VTRAIN, **eight, gpu="RTX 2080 Ti")).experiment
+    cluster = found.cluster
+    assert (cluster.preset, cluster.nodes, cluster.gpus_per_node) == ("titan-xp-4gpu", 1, 8)
+    assert found.kernels.gpu == "rtx-2080-ti"
+    assert mapped(row(NEUSIGHT)).experiment.kernels.gpu == "v100-pcie-32gb"
+
+
+def test_boxes_of_geforce_boards_are_joined(row: Any) -> None:
+    two = {"gpus_per_node": 8, "num_gpus": 16, "node_network_gbps": 25, "dp": 4}
+    found = mapped(row(VTRAIN, **two, gpu="RTX 4090")).experiment.cluster
+    assert (found.preset, found.nodes) == ("rtx-4090-8gpu", 2)
 
 
 def test_nodes_of_other_sizes(row: Any) -> None:
@@ -382,7 +397,7 @@ def test_a_model_of_an_unknown_name(row: Any, name: str, params: float) -> None:
     [
         ({"layers": "many"}, r"t\.csv:2: column 'layers' is 'many'; it must be a number above 0"),
         ({"layers": 2.5}, r"column 'layers' is '2.5'; it must be whole"),
-        ({"sp": "yes"}, r"column 'sp' is 'yes'; allowed: True, False"),
+        ({"sp": "yes"}, r"column 'sp' is 'yes'; allowed: true, false"),
         ({"trust": "Z"}, r"column 'trust' is 'Z'; allowed: A, B, C, F"),
         ({"step_time_ms": "-1"}, r"column 'step_time_ms' is '-1'"),
         ({"num_gpus": ""}, r"column 'num_gpus' is blank"),

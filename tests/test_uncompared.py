@@ -10,7 +10,7 @@ import pytest
 import uncompared_error
 
 from mpisim.experiment import Plan, load
-from mpisim.prediction.uncertainty import UNCOMPARED, is_part
+from mpisim.prediction.uncertainty import MODEL_CODE, UNCOMPARED, is_part
 from mpisim.simulate import simulate
 
 HERE = Path(__file__).parent
@@ -22,10 +22,14 @@ PLAIN = HERE / "unnamed_framework.toml"
     [
         (["framework.name=torchtitan"], False),
         (["framework.name=composer"], False),  # FSDP, too
+        (["framework.name=torchtitan", "model.hidden=512", "model.heads=8"], True),  # narrow
         (["framework.name=torchtitan", "plan.tp=2", "plan.dp=4"], True),
         (["framework.name=torchtitan", "framework.version=2024-12"], False),
         (["framework.name=torchtitan", "framework.version=2023-01"], True),  # before its profile
         (["framework.name=deepspeed"], True),
+        # Mixtures of experts by what was compared of them.
+        (["framework.name=megatron-core", "model.experts=8", "model.topk=2", "plan.zero=1"], False),
+        (["framework.name=torchtitan", "model.experts=8", "model.topk=2"], True),
         # Of pipelines with tensor parallelism on Hopper, and of one GPU, which is part of all.
         (
             [
@@ -53,6 +57,17 @@ def test_what_was_not_compared_says_so(changes: list[str], wider: bool) -> None:
         assert float(found.attributes["uncertainty"]) > 0.15  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "wider"), [("fsdp", True), ("pytorch-fsdp", True), ("torchtitan", False)]
+)
+def test_libraries_leave_the_code_of_the_model_open(name: str, wider: bool) -> None:
+    found = simulate(load(PLAIN, [f"framework.name={name}", "run.allow_oom=true"])[1])
+    assert found is not None
+    lines = found.attributes["uncertainty_sources"]
+    assert any(line.startswith(MODEL_CODE) for line in lines) == wider
+    assert not any(line.startswith(UNCOMPARED) for line in lines)
+
+
 def case(name: str, ratio: float, framework: str = "new", kind: str = "dense") -> dict[str, Any]:
     return {
         "id": name,
@@ -63,35 +78,40 @@ def case(name: str, ratio: float, framework: str = "new", kind: str = "dense") -
         "kind": "dense transformer" if kind == "dense" else kind,
         "gpu": "h100-sxm",
         "parallelism": "dp",
+        "hidden": 4096,
         "trust": "A",
         "outcome": {"lengths": {f"host of {framework}": 1.0, "memory of h100": 1.0}, "effects": {}},
     }
 
 
-def test_residuals_are_as_large_as_their_error_bars() -> None:
+def test_intervals_hold_nine_tenths_of_what_was_not_compared() -> None:
     logs = [0.02 * i * (-1) ** i for i in range(1, 31)]
     cases = [case(f"r{i}", math.exp(log)) for i, log in enumerate(logs)]
-    causes = {each["id"] for each in cases}
+    causes = {each["id"] for each in cases} | {"seen", "older"}
     others = [case("held back", 9.0), case("seen", 9.0, "old"), case("r3", 9.0, kind="other")]
-    ways = [("old", "hopper, 128 lanes", "dp")]
-    error, n = uncompared_error.missing_error([*cases, *others], causes | {"seen"}, ways)
-    assert n == 30
-    # All are stated with 0.1: what is missing is the rest of their mean square.
-    assert error**2 + 0.1**2 == pytest.approx(sum(log * log for log in logs) / 30)
+    ways = [("old", "hopper, 128 lanes", "dp", 4096)]
     older = case("older", 1.0, "old")  # of a version that was not compared
     older["stated_error"], older["outcome"]["effects"][UNCOMPARED] = 0.3, 0.2
-    assert uncompared_error.missing_error([*cases, older], causes | {"older"}, ways)[1] == 31
-    small = [case(f"r{i}", 1.01) for i in range(20)]
-    assert uncompared_error.missing_error(small, causes, []) == (0.0, 20)
+    used = uncompared_error.judged([*cases, *others, older], causes)
+    new = [each for each in used if uncompared_error.unlike(each, ways)]
+    assert [each["id"] for each in new] == [*(each["id"] for each in cases), "older"]
+    # All are stated with 0.1: with what is missing three of thirty stay outside.
+    error = uncompared_error.missing_error(new[:30])
+    bar = 1.6448536 * math.hypot(error, 0.1)
+    assert sum(abs(log) > bar * 1.001 for log in logs) == 3
+    assert sum(abs(log) > bar * 0.999 for log in logs) == 4
+    assert uncompared_error.missing_error([case(f"r{i}", 1.01) for i in range(20)]) == 0.0
     with pytest.raises(ValueError, match="5 rows"):
-        uncompared_error.missing_error(cases[:5], causes, [])
+        uncompared_error.missing_error(cases[:5])
 
 
 def test_ways_are_those_of_many_rows() -> None:
     many, few = ("a", "hopper, 128 lanes", "dp"), ("a", "hopper, 128 lanes", "dp+tp")
-    assert uncompared_error.often([many] * 10 + [few] * 9) == [many]
-    assert uncompared_error.way_of(case("a", 1.0)) == ("new", "hopper, 128 lanes", "dp")
+    rows = [*((*many, 512 * i) for i in range(2, 12)), *[(*few, 512)] * 9]
+    assert uncompared_error.often(rows) == [(*many, 1024)]
+    assert uncompared_error.way_of(case("a", 1.0)) == ("new", "hopper, 128 lanes", "dp", 4096)
     assert uncompared_error.way_of(case("a", 1.0, "nemo"))[0] == "megatron-core"
+    assert uncompared_error.way_of(case("a", 1.0, kind="mixture of experts"))[3] == 0
     assert uncompared_error.framework_of(case("a", 1.0, "any framework")) is None
 
 
@@ -109,18 +129,17 @@ def test_ways_are_those_of_many_rows() -> None:
 )
 def test_a_part_of_a_compared_division_is_compared(division: str, other: str, part: bool) -> None:
     assert is_part(division, other) == part
-    ways = [("old", "hopper, 128 lanes", other)]
-    assert uncompared_error.covered(("old", "hopper, 128 lanes", division), ways) == part
-    assert not uncompared_error.covered(("new", "hopper, 128 lanes", division), ways)
-    assert not uncompared_error.covered(("old", "volta, 64 lanes", division), ways)
+    ways = [("old", "hopper, 128 lanes", other, 4096)]
+    assert uncompared_error.covered(("old", "hopper, 128 lanes", division, 2048), ways) == part
+    assert not uncompared_error.covered(("old", "hopper, 128 lanes", division, 2047), ways)
+    assert not uncompared_error.covered(("new", "hopper, 128 lanes", division, 4096), ways)
+    assert not uncompared_error.covered(("old", "volta, 64 lanes", division, 4096), ways)
 
 
 def test_a_row_of_no_framework_counts_by_its_gpu() -> None:
-    unnamed = [case(f"r{i}", 1.5, "any framework") for i in range(20)]
-    causes = {each["id"] for each in unnamed}
-    with pytest.raises(ValueError, match="0 rows"):
-        uncompared_error.missing_error(unnamed, causes, [("old", "hopper, 128 lanes", "dp")])
-    assert uncompared_error.missing_error(unnamed, causes, [])[1] == 20
+    unnamed = case("r", 1.5, "any framework")
+    assert not uncompared_error.unlike(unnamed, [("old", "hopper, 128 lanes", "dp", 4096)])
+    assert uncompared_error.unlike(unnamed, [("old", "volta, 64 lanes", "dp", 4096)])
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,21 @@ PLAIN = HERE / "unnamed_framework.toml"
 
 def test_the_error_bar_is_wide_until_a_framework_is_named() -> None:
     plain = simulate(load(PLAIN)[1])
-    named = simulate(load(PLAIN, ["framework.name=fsdp"])[1])
+    named = simulate(load(PLAIN, ["framework.name=torchtitan"])[1])
+    library = simulate(load(PLAIN, ["framework.name=fsdp"])[1])
     told = simulate(load(PLAIN, ["framework.fused=false", "framework.kernels=flash"])[1])
     assert plain is not None
     assert named is not None
+    assert library is not None
     assert told is not None
-    errors = [float(each.attributes["uncertainty"]) for each in (plain, named)]  # type: ignore[arg-type]
+    runs = (plain, named, library)
+    errors = [float(each.attributes["uncertainty"]) for each in runs]  # type: ignore[arg-type]
     assert errors[0] > 2 * errors[1]
+    # A library leaves the code of the model open.
+    assert errors[0] > errors[2] > 1.5 * errors[1]
     assert any(line.startswith(UNNAMED) for line in plain.attributes["uncertainty_sources"])
     assert any("[framework] name" in line for line in plain.attributes["assumptions"])
-    for other in (named, told):
+    for other in (named, library, told):
         assert not any(UNNAMED in line for line in other.attributes["uncertainty_sources"])
 
 

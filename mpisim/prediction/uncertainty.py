@@ -64,9 +64,16 @@ FIRST_YEAR = 2022
 
 UNCOMPARED = "framework, GPU or parallelism not compared with measured steps"
 """Name of the error of a framework, a division of the work and a design of GPUs of which together
-no predictions were compared with measured steps, on the whole step."""
+no predictions were compared with measured steps, or of a model half as wide, on the whole step."""
 
 UNCOMPARED_FILE = "calibration/uncompared.toml"
+
+WAYS = {"dense": "ways", "experts": "expert_ways"}
+"""Classes of models → their key of compared ways in `UNCOMPARED_FILE`."""
+
+MODEL_CODE = "model's code, which the library named as framework leaves open"
+"""Name of the error of what runs a model of the user's own, as PyTorch's FSDP, on the whole step:
+predictions were compared with steps of other code on it."""
 
 
 @frozen
@@ -221,11 +228,9 @@ def error_bar(
     if not prepared.experiment.says_framework:
         numbers[UNNAMED] = _unnamed(prepared)
         lengths = {**lengths, UNNAMED: float(run.step_time)}
-    if not _compared(prepared):
-        numbers[UNCOMPARED] = build(
-            Quantity, packaged(UNCOMPARED_FILE)["dense"], UNCOMPARED_FILE, "dense"
-        )
-        lengths = {**lengths, UNCOMPARED: float(run.step_time)}
+    for name, key in _unknown(prepared):
+        numbers[name] = build(Quantity, packaged(UNCOMPARED_FILE)[key], UNCOMPARED_FILE, key)
+        lengths = {**lengths, name: float(run.step_time)}
     left_out = _model_error(prepared) if model_error else None
     return combine(lengths, run.step_time, numbers, left_out)
 
@@ -301,28 +306,47 @@ def unnamed_class(kind: str, zero: int, designs: Sequence[str]) -> str:
     return f"{sharding}_before_{FIRST_YEAR}" if older else sharding
 
 
-def _compared(prepared: PreparedExperiment) -> bool:
-    """Whether measured steps of this framework, kind of plan and GPU were compared.
+def _unknown(prepared: PreparedExperiment) -> list[tuple[str, str]]:
+    """Return what no comparison has seen of an experiment: name of its error, key of its size.
 
-    Those of dense transformers: of other models the error of the model is that of few, unlike
-    steps. A division counts that is part of one that was (`is_part`). Frameworks that run one
-    library count as one, versions that a profile does not cover as none. What an experiment without
-    a framework's name leaves open has an error of its own.
+    Of transformers: of other models the error of the model is that of few, unlike steps. What an
+    experiment without a framework's name leaves open has an error of its own.
+    """
+    profile = prepared.experiment.profile
+    kind = model_class(prepared.experiment.model)
+    seen: Mapping[str, Any] = packaged(UNCOMPARED_FILE)
+    if kind not in WAYS:
+        return []
+    if not _compared(prepared, seen[WAYS[kind]]):
+        return [(UNCOMPARED, kind)]
+    if profile is not None and profile.host in seen["open"]:
+        return [(MODEL_CODE, "model_code")]
+    return []
+
+
+def _compared(prepared: PreparedExperiment, ways: Sequence[Any]) -> bool:
+    """Whether measured steps of this framework, kind of plan and GPU are among those compared.
+
+    A division counts that is part of one that was (`is_part`), and a model at least half as wide as
+    the narrowest: in narrower ones launches and small products decide. Frameworks that run one
+    library count as one, versions that a profile does not cover as none.
     """
     experiment = prepared.experiment
-    if model_class(experiment.model) != "dense":
-        return True
     seen: Mapping[str, Any] = packaged(UNCOMPARED_FILE)
     designs = {design_name(rated_gpu(each.model.gpu)) for each in prepared.workload.pricings}
     if experiment.profile is None:
-        return designs <= {design for _, design, _ in seen["ways"]}
+        return designs <= {design for _, design, *_ in ways}
     version = experiment.framework.version
     if version and experiment.profile.stands_for(version):
         return False
     library = seen["libraries"].get(experiment.profile.host, experiment.profile.host)
     division = experiment.plan.division(prepared.workload.layout.grid.dp)
+    hidden = getattr(experiment.model, "hidden", 0)
     return all(
-        any(each[:2] == [library, design] and is_part(division, each[2]) for each in seen["ways"])
+        any(
+            each[:2] == [library, design] and is_part(division, each[2]) and each[3] <= 2 * hidden
+            for each in ways
+        )
         for design in designs
     )
 

@@ -85,6 +85,9 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     if not fitting:
         return _alone(gpu, gpus)
     stated = row.integers.get("gpus_per_node")
+    if stated is None and named is None and not any(each.network for each in fitting):
+        # Nodes without NICs reach no other: all GPUs are in one box.
+        stated = gpus if gpus > max(each.gpus_per_node for each in fitting) > 0 else None
     if stated is not None:
         exact = [each for each in fitting if each.gpus_per_node in (0, stated)]
         larger = [each for each in fitting if each.gpus_per_node not in range(1, gpus)]

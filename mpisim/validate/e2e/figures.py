@@ -298,9 +298,16 @@ def _case(each: Compared) -> dict[str, Any]:
         "error": each.error,
         "stated_error": each.uncertainty,
         "fits": each.outcome.fits,
+        "hidden": _hidden(each),
         **{name: key(each) for name, key in GROUPINGS.items()},
         "suspect": each.row.texts["suspect"],
         "breakdown": each.outcome.breakdown,
         "defaults": list(each.mapped.defaults),
         "approximations": list(each.mapped.approximations),
     }
+
+
+def _hidden(each: Compared) -> int | None:
+    """Return the width of a transformer's layers."""
+    model = each.mapped.experiment.model
+    return model.hidden if isinstance(model, Transformer) else None

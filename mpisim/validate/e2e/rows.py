@@ -178,12 +178,13 @@ def _row(cells: CsvRow, where: str) -> Row:
             integers[name] = int(value)
     flags = {}
     for name in FLAGS:
-        if texts[name] not in ("", "True", "False"):
+        word = texts[name].lower()
+        if word not in ("", "true", "false"):
             raise InputError(
-                f"{where}: column {name!r} is {texts[name]!r}; allowed: True, False, or nothing"
+                f"{where}: column {name!r} is {texts[name]!r}; allowed: true, false, or nothing"
             )
-        if texts[name]:
-            flags[name] = texts[name] == "True"
+        if word:
+            flags[name] = word == "true"
     keys = {name: text for name, text in texts.items() if text and "." in name}
     return Row(where, texts, numbers, integers, flags, keys)
 
