@@ -267,7 +267,12 @@ BAD = [
     (SMALL, "global_batch = 12", "", "key 'plan.global_batch' is missing"),
     (SMALL, "tp = 2", 'pipeline = "gpip"', "'gpip' (did you mean 'gpipe'?); allowed: gpipe, 1f1b"),
     (SMALL, "tp = 2", 'order = "tp-dp"', "order is 'tp-dp'; it must name each of"),
-    (SMALL, "tp = 2", 'order = "tp-cp-ep-dq-pp"', "unknown axis 'dq'; allowed: tp, cp, ep, dp, pp"),
+    (
+        SMALL,
+        "tp = 2",
+        'order = "tp-cp-ep-dq-pp"',
+        "unknown axis 'dq' (did you mean 'dp'?); allowed: tp, cp, ep, dp, pp",
+    ),
     (SMALL, "tp = 2", "vpp = 2", "vpp is 2, but pipeline.schedule = '1f1b' has one chunk"),
     (SMALL, "tp = 2", "sp = true", "sp is true, but tp is 1"),
     (SMALL, "tp = 2", "overlap.tp = true", "overlap.tp is true; it needs tp > 1"),

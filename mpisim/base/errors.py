@@ -113,6 +113,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     ''
     >>> nearest("pt", ["dp", "tp"])
     " (did you mean 'tp'?)"
+    >>> nearest("td", ["dp", "tp"])
+    " (did you mean 'tp'?)"
     >>> nearest("qwen3-235b", ["qwen3-32b", "qwen3-235b-a22b"])
     " (did you mean 'qwen3-235b-a22b'?)"
     """
@@ -125,7 +127,15 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         close = close or sorted(longer, key=len)
     close = close or difflib.get_close_matches(name, allowed, n=1)
     close = close or [each for each in allowed if sorted(each) == sorted(name)]  # pt, tp
+    if not close and len(name) == 2:  # td: tp, but xp: none of dp, pp, tp
+        alike = [each for each in allowed if len(each) == 2 and _differ_by_one(each, name)]
+        close = alike if len(alike) == 1 else []
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def _differ_by_one(name: str, other: str) -> bool:
+    """Whether two names of the same length have one letter that differs."""
+    return sum(a != b for a, b in zip(name, other, strict=True)) == 1
 
 
 MAX_LISTED = 12

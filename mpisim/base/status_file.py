@@ -145,6 +145,12 @@ def find_status(path: str | Path) -> Path:
     return max(found)[1]
 
 
+def _no_status(path: str | Path) -> InputError:
+    return InputError(
+        f"{path}: is no status file of mpisim; name one that a run with --monitor writes"
+    )
+
+
 def read_status(path: str | Path) -> dict[str, Any]:
     """Read a status file.
 
@@ -156,11 +162,9 @@ def read_status(path: str | Path) -> dict[str, Any]:
     try:
         found = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no status file of mpisim: {error}") from error
+        raise _no_status(path) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise InputError(
-            f"{path}: is no status file of mpisim; name one that a run with --monitor writes"
-        )
+        raise _no_status(path)
     if found.get("version") != VERSION:
         raise InputError(
             f"{path}: is a status file of version {found.get('version')!r}; this mpisim reads "

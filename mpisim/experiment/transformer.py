@@ -246,22 +246,39 @@ class Transformer:
     classes: Classes = 1000
 
     def __post_init__(self) -> None:
+        self._check_attention()
+        self._check_experts()
+        self._check_layers()
+        self._check_adapters()
+        self._check_samples()
+        if self.memory or self.cutoffs:
+            self._check_segments()
+        if self.pattern or self.mtp_pattern:
+            self._check_pattern()
+
+    def _check_attention(self) -> None:
         if self.head_size is None and self.attention == "mha":
             divides("hidden", self.hidden, "heads", self.heads)
         divides("heads", self.heads, "kv_heads", self.kv)
+        if self.attention == "mla":
+            sizes = ("kv_lora_rank", "qk_nope_head_size", "qk_rope_head_size", "v_head_size")
+            for key in sizes:
+                if not getattr(self, key):
+                    raise InputError(f"{key} is 0; attention = 'mla' needs it")
+
+    def _check_experts(self) -> None:
         if self.experts and self.topk > self.experts:
             raise InputError(f"topk is {self.topk}, more than experts = {self.experts}")
         if self.experts:
             self._check_groups()
         if not self.experts and (self.shared_experts or self.family == "moe"):
             raise InputError("experts is 0: a mixture of experts needs 1 or more")
+        if self.moe_latent is not None and not self.experts:
+            raise InputError(f"moe_latent is {self.moe_latent}, but experts is 0")
+
+    def _check_layers(self) -> None:
         if self.dense_layers > self.layers:
             raise InputError(f"dense_layers is {self.dense_layers}, more than {self.layers} layers")
-        if self.attention == "mla":
-            sizes = ("kv_lora_rank", "qk_nope_head_size", "qk_rope_head_size", "v_head_size")
-            for key in sizes:
-                if not getattr(self, key):
-                    raise InputError(f"{key} is 0; attention = 'mla' needs it")
         if (self.family == "t5") != bool(self.decoder_layers):
             raise InputError(
                 f"decoder_layers is {self.decoder_layers}; family 't5' needs 1 or more, "
@@ -282,11 +299,8 @@ class Transformer:
                 f"mtp_layers is {self.mtp_layers}; family {self.family!r} predicts no further "
                 "tokens: only gpt, llama and moe do"
             )
-        if self.predicted is not None and (self.family != "bert" or self.predicted > self.seq_len):
-            raise InputError(
-                f"predicted is {self.predicted}; only family 'bert' predicts some of its tokens, "
-                f"seq_len = {self.seq_len} at most"
-            )
+
+    def _check_adapters(self) -> None:
         if self.lora_rank and self.family in ("bert", "t5", "vit"):
             raise InputError(
                 f"lora_rank is {self.lora_rank}; family {self.family!r} has no adapters: only gpt, "
@@ -294,8 +308,13 @@ class Transformer:
             )
         if self.lora_rank and not self.lora_modules:
             raise InputError("lora_modules is empty: nothing would be trained")
-        if self.memory or self.cutoffs:
-            self._check_segments()
+
+    def _check_samples(self) -> None:
+        if self.predicted is not None and (self.family != "bert" or self.predicted > self.seq_len):
+            raise InputError(
+                f"predicted is {self.predicted}; only family 'bert' predicts some of its tokens, "
+                f"seq_len = {self.seq_len} at most"
+            )
         if self.example_length is not None and (
             self.family in ("t5", "vit") or self.example_length > self.seq_len
         ):
@@ -312,10 +331,6 @@ class Transformer:
                 )
         elif not self.vocab:
             raise InputError("vocab is missing: the number of entries of the vocabulary")
-        if self.pattern or self.mtp_pattern:
-            self._check_pattern()
-        if self.moe_latent is not None and not self.experts:
-            raise InputError(f"moe_latent is {self.moe_latent}, but experts is 0")
         if self.vocab == 1:
             raise InputError("vocab is 1: there is nothing to predict; it must be 2 or more")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,6 +254,15 @@ class JobOutcome:
         return nodes * self.cluster.gpus_per_node * self.time.mean / 3600
 
 
+class _Bill(NamedTuple):
+    """Energy and dollars of a job, as `JobOutcome` has them."""
+
+    energy: Spread | None
+    usd: Spread | None
+    energy_parts: Mapping[str, float]
+    energy_error: float
+
+
 def job_outcome(
     step: Step,
     cluster: JobCluster,
@@ -300,25 +309,10 @@ def job_outcome(
     time = runs.time[0]
     mean = runs.parts[0].mean(axis=0)
     counts = runs.counts[0]
-    energy = usd = None
-    energy_parts, energy_error = {}, 0.0
-    if costs is not None:
-        # Spares stand idle, and are paid for like the others.
-        spares = (choice.spares or 0) * cluster.gpus_per_node / cluster.gpus
-        drawn = [costs.watts_of(STATES.get(name, "step")) for name in PARTS]
-        drawn.append((spares * costs.idle_watts, costs.idle_error))
-        seconds = np.column_stack([runs.parts[0], time])
-        each = seconds * np.array([watts for watts, _ in drawn])
-        joules = each.sum(axis=1)
-        energy = Spread.of(joules)
-        means = each.mean(axis=0)
-        energy_parts = dict(zip((*PARTS, SPARES), means.tolist(), strict=True))
-        # GPUs and hosts that draw more draw more in each part: the errors add up.
-        off = float(means @ np.array([error for _, error in drawn]))
-        energy_error = off / max(float(means.sum()), 1e-300)
-        if costs.usd_hour is not None:
-            hours = (1 + spares) * time / 3600
-            usd = Spread.of(hours * costs.usd_hour + joules / 3.6e6 * costs.usd_kwh)
+    if costs is None:
+        bill = _Bill(energy=None, usd=None, energy_parts={}, energy_error=0.0)
+    else:
+        bill = _bill(runs, cluster, choice, costs)
     return JobOutcome(
         step=step,
         cluster=cluster,
@@ -338,14 +332,39 @@ def job_outcome(
         parts=dict(zip(PARTS, mean.tolist(), strict=True)),
         interruptions=Spread.of((counts[:, 0] + counts[:, 1]).astype(np.float64)),
         counts=dict(zip(COUNTS, counts.mean(axis=0).tolist(), strict=True)),
-        energy=energy,
-        usd=usd,
-        energy_parts=energy_parts,
-        energy_error=energy_error,
+        energy=bill.energy,
+        usd=bill.usd,
+        energy_parts=bill.energy_parts,
+        energy_error=bill.energy_error,
         changes=_changes(model, step, cluster, choice, comm) if changes else (),
         costs=costs,
         assumptions=assumptions(model, choice, parts),
         runs=runs,
+    )
+
+
+def _bill(runs: Runs, cluster: JobCluster, choice: JobChoice, costs: Costs) -> _Bill:
+    """Simulated runs, what hardware draws and costs → energy and dollars of the job."""
+    # Spares stand idle, and are paid for like the others.
+    spares = (choice.spares or 0) * cluster.gpus_per_node / cluster.gpus
+    drawn = [costs.watts_of(STATES.get(name, "step")) for name in PARTS]
+    drawn.append((spares * costs.idle_watts, costs.idle_error))
+    time = runs.time[0]
+    seconds = np.column_stack([runs.parts[0], time])
+    each = seconds * np.array([watts for watts, _ in drawn])
+    joules = each.sum(axis=1)
+    means = each.mean(axis=0)
+    # GPUs and hosts that draw more draw more in each part: the errors add up.
+    off = float(means @ np.array([error for _, error in drawn]))
+    usd = None
+    if costs.usd_hour is not None:
+        hours = (1 + spares) * time / 3600
+        usd = Spread.of(hours * costs.usd_hour + joules / 3.6e6 * costs.usd_kwh)
+    return _Bill(
+        energy=Spread.of(joules),
+        usd=usd,
+        energy_parts=dict(zip((*PARTS, SPARES), means.tolist(), strict=True)),
+        energy_error=off / max(float(means.sum()), 1e-300),
     )
 
 

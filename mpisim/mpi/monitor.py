@@ -43,12 +43,9 @@ __all__ = ["Monitor"]
 INTERVAL = 1.0
 """Seconds between two statuses, and between two looks at the engine."""
 
-WORDS_PER_PROCESS = 4
-"""int64 that a process tells the others of itself: times of its slowest and fastest rank, links in
-use, resident bytes."""
-
-NONE = (int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min), -1, 0)
-"""The words of a process that has not looked yet; links in use are -1 where none are simulated."""
+NOT_LOOKED = (int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min), -1, 0)
+"""What a process tells the others of itself, before it has looked: times of its slowest and fastest
+rank, links in use (-1 where none are simulated), resident bytes."""
 
 
 PhaseStatus = Callable[[float], dict[str, Any]]
@@ -98,8 +95,8 @@ class Monitor:
         self.path, self.command, self.first, self.processes = path, command, first, processes
         self.rounds = self.passes = 0
         self._run = _Run()
-        self._heard: NDArray[np.int64] = np.array([NONE], np.int64)
-        self._own, self._looked = NONE, 0.0
+        self._heard: NDArray[np.int64] = np.array([NOT_LOOKED], np.int64)
+        self._own, self._looked = NOT_LOOKED, 0.0
         self._here: list[int] = [self.pid]  # processes on this machine
         self._elsewhere: list[int] = []  # numbers of those that are not
         self._peak = 0
@@ -149,8 +146,8 @@ class Monitor:
             Links that communications share; None where they share none.
         """
         self._run = _Run(ranks, simulated, links)
-        self._own, self._looked = NONE, 0.0
-        self._heard = np.array([NONE], np.int64)
+        self._own, self._looked = NOT_LOOKED, 0.0
+        self._heard = np.array([NOT_LOOKED], np.int64)
 
     def begin_pass(self, full: int | None = None) -> None:
         """Note that ranks are run again from their beginning. Local.
@@ -180,17 +177,17 @@ class Monitor:
             return
         self._looked = now
         slowest, fastest = core.reached()
-        in_use = core.n_links_in_use if contended else NONE[2]
+        in_use = core.n_links_in_use if contended else NOT_LOOKED[2]
         self._own = (slowest, fastest, in_use, resident())
         if alone:
             self._heard = np.array([self._own], np.int64)
 
     def words(self) -> NDArray[np.int64]:
-        """Words of this process for the others: int64, shape (WORDS_PER_PROCESS,)."""
+        """Words of this process for the others: int64, shape (4,), as `NOT_LOOKED`."""
         return np.array(self._own, np.int64)
 
     def hear(self, notes: NDArray[np.int64]) -> None:
-        """Take the words of all processes, int64, shape (processes, WORDS_PER_PROCESS)."""
+        """Take the words of all processes, int64, shape (processes, 4)."""
         self.rounds += 1
         self._heard = notes
 

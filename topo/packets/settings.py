@@ -193,6 +193,11 @@ class PacketSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._check_names()
+        self._check_bounds()
+        self._check_combinations()
+
+    def _check_names(self) -> None:
         for name, allowed in (
             ("routing", get_args(Routing)),
             ("congestion", get_args(Congestion)),
@@ -203,6 +208,8 @@ class PacketSettings:
                 raise InputError(
                     f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}"
                 )
+
+    def _check_bounds(self) -> None:
         for name, value, least, most in (
             ("mtu", self.mtu, 64, MAX_MTU),
             ("buffer", self.buffer, 1, MAX_BUFFER),
@@ -230,6 +237,8 @@ class PacketSettings:
                     f"{name} is {value:,}; it must be {least:,} to {most:,}"
                     + (", which is kmax" if name == "kmin" else "")
                 )
+
+    def _check_combinations(self) -> None:
         if self.watching.low > self.watching.high:
             raise InputError(
                 f"timely_low is {self.watching.low / PICOSECONDS:g} s; it must be at most "
