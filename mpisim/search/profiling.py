@@ -14,7 +14,7 @@ all of them. Times are predictions: a plan of what to measure needs no better.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,7 +153,8 @@ class Profiling:
     @property
     def cost(self) -> int:
         """Time of all events on their GPUs, in ps."""
-        return sum(each.cost for each, _ in (*self.kernels, *self.communications))
+        kernels = sum(each.cost for each, _ in self.kernels)
+        return kernels + sum(each.cost for each, _ in self.communications)
 
     @property
     def alone(self) -> int:
@@ -232,8 +233,8 @@ def profiling(
                 round(step),
                 len(new),
                 len(new_messages),
-                sum(each.cost for each in (*new, *new_messages)),
-                sum(each.cost for each in (*kernels_here, *communications_here)),
+                _cost(new) + _cost(new_messages),
+                _cost(kernels_here) + _cost(communications_here),
             )
         )
     if not plans:
@@ -252,6 +253,11 @@ def _added_up(found: Iterable[tuple[Event, int]]) -> dict[Event, int]:
     for event, many in found:
         runs[event] = runs.get(event, 0) + many
     return runs
+
+
+def _cost(events: Iterable[Event]) -> int:
+    """Events → time on all GPUs that they take, each once, in ps."""
+    return sum(each.cost for each in events)
 
 
 def _kernels(
@@ -298,7 +304,7 @@ def _communications(
         if table is None or not len(ranks):
             continue
         rows = np.flatnonzero(table.is_communication & (table.operation != Operation.NONE))
-        columns = [table.operation[rows], table.bytes[rows], table.slot[rows]]
+        columns: list[NDArray[Any]] = [table.operation[rows], table.bytes[rows], table.slot[rows]]
         triples, counts = np.unique(
             np.stack([each.astype(np.int64) for each in columns]), axis=1, return_counts=True
         )
