@@ -83,9 +83,10 @@ def test_a_matrix_held_twice_is_reduced_and_updated_once() -> None:
     )
 
 
-def test_both_directions_of_dualpipe_are_added_up() -> None:
+@pytest.mark.parametrize("schedule", ["chimera", "dualpipe"])
+def test_both_directions_of_a_pipeline_are_added_up(schedule: str) -> None:
     net = tuple(layer(name, 40) for name in "ab")
-    plan = {"pp": 2, "schedule": "dualpipe", "global_batch": 8, "dp": 2}
+    plan = {"pp": 2, "schedule": schedule, "global_batch": 8, "dp": 2}
     rows = end(told(stepped(net, 4, **plan).program))
     assert "gradient all-reduce [mirror 320]" in [row.split(" <")[0] for row in rows]
     sharded = end(told(stepped(net, 4, zero=1, **plan).program))

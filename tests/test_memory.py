@@ -455,6 +455,13 @@ def test_dualpipe_holds_parameters_twice() -> None:
     assert max(each.activations for each in twice) == (4 + 1) * 2 * 10**9
 
 
+def test_chimera_holds_parameters_twice_and_keeps_most_in_the_middle() -> None:
+    """2 M of weights, p/2 + 1 to p micro-batches (arXiv:2107.06925, table 2)."""
+    once, twice = walk(pp=4), walk(pp=4, schedule="chimera")
+    assert all(b.states == 2 * a.states for a, b in zip(once, twice, strict=True))
+    assert [each.activations for each in twice] == [n * 2 * 10**9 for n in (3, 4, 4, 3)]
+
+
 def test_the_optimizer_may_set_the_peak() -> None:
     (found,) = walk(dp_style="ddp", precision="fp32", recompute="full")
     assert found.moment == "the optimizer's step"

@@ -113,6 +113,7 @@ def test_losses_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["--congestion", "hpcc"], "HPCC, PFC"),
         (["--congestion", "timely"], "TIMELY, PFC"),
+        (["--congestion", "dctcp"], "DCTCP, PFC"),
         (["--routing", "adaptive"], "packets over the emptiest of up to 2 paths"),
     ],
 )
@@ -120,7 +121,12 @@ def test_controls_are_named(
     folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
 ) -> None:
     assert main([*COMMAND, "--spines", "2", *options]) == 0
-    assert says in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert says in text
+    # Marks are told of where senders heed them.
+    heeded = not {"hpcc", "timely"} & set(options)
+    assert ("marked (ECN)" in text) is heeded
+    assert ("in the mean  marked" in text) is heeded
 
 
 def test_a_table_of_flows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""HPCC, TIMELY and adaptive routing: fixed points and closed forms."""
+"""HPCC, TIMELY, DCTCP and adaptive routing: fixed points and closed forms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from packet_flows import BYTES, PLAIN, RATE, US, flow, latency, leaves, star
 
 from mpisim.base.errors import InputError
 from mpisim.topo import Topology
-from mpisim.topo.packets import PacketRun, packet_settings, simulate_packets
+from mpisim.topo.packets import (
+    PacketRun,
+    PacketSettings,
+    packet_settings,
+    simulate_packets,
+)
 from mpisim.topo.topology import LinkKind
 
 
@@ -166,6 +171,54 @@ def test_timely_keeps_round_trips_below_its_threshold(senders: int) -> None:
     assert waits < 500 * US
     endless = simulate_packets(topology, flows, PLAIN)
     assert found.queue_mean.max() < endless.queue_mean.max()
+
+
+# --- DCTCP ---------------------------------------------------------------------------------------
+
+
+def dctcp(mark: int) -> PacketSettings:
+    """Packets of 1,500 bytes; switches mark what finds more than so many of them."""
+    threshold = str(mark * 1500)
+    changes = {"mtu": "1500", "kmin": threshold, "kmax": threshold, "pmax": "1"}
+    changes["reference_rate"] = f"{RATE * 8 / 1e9} Gb/s"
+    return packet_settings(congestion="dctcp", pfc=False, changes=changes)
+
+
+@pytest.mark.parametrize(("senders", "mark"), [(2, 40), (4, 40), (8, 60), (2, 65)])
+def test_windows_of_dctcp_are_the_papers_sawtooth(senders: int, mark: int) -> None:
+    """Alizadeh et al., SIGCOMM 2010, section 3.3, equations 8 to 10, for windows in step.
+
+    The queue swings below K + N packets by sqrt(2 N (C RTT + K)) / 2, and a window is cut every
+    sqrt(2 (C RTT + K) / N) / 2 round trips. The first windows, which double, are part of the mean.
+    """
+    topology, flows = incast(senders, 400)
+    found = simulate_packets(topology, flows, dctcp(mark))
+    rate = RATE / 1e12 / 1500  # packets per ps
+    window = rate * found.plan.pair_trip[0] + mark  # C RTT + K
+    swing = np.sqrt(2 * senders * window) / 2
+    mean = mark + senders - swing / 2
+    assert found.queue_mean.max() / 1500 == pytest.approx(mean, rel=0.05)
+    cuts = found.duration / (np.sqrt(2 * window / senders) / 2 * window / rate)
+    assert found.notifications.mean() == pytest.approx(cuts, rel=0.2)
+    # K is more than C RTT / 7 (equation 13): the queue never runs empty.
+    assert found.link_bytes.max() / (RATE / 1e12 * found.duration) > 0.99
+    assert found.flow_end.min() > 0.9 * found.flow_end.max()
+
+
+def test_first_windows_of_dctcp_double() -> None:
+    """10, 20 and 40 packets, in three round trips, of which the last ends at the receiver."""
+    topology = star(2)
+    (one,) = [flow(topology, 0, 1, 70 * 1500)]
+    found = simulate_packets(topology, [one], dctcp(65))
+    trip, packet = found.plan.pair_trip[0], 1500 / RATE * 1e12
+    assert found.plan.pair_trip[0] > 40 * packet  # no window fills the path
+    way = latency(topology, 0, 1)
+    assert found.duration == pytest.approx(2 * trip + way + 40 * packet, rel=0.1)
+
+
+def test_dctcp_has_no_losses() -> None:
+    with pytest.raises(InputError, match="dctcp's window follows marks alone; recovery is 'go-b"):
+        packet_settings(congestion="dctcp", pfc=False, recovery="go-back-n")
 
 
 def test_thresholds_of_timely_are_checked() -> None:

@@ -106,6 +106,8 @@ def in_flight(pipe: Pipeline, stage: int = 0) -> int:
 def pipelines(draw: st.DrawFn) -> Pipeline:
     """Return any schedule with any numbers it can work with."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
+    if name == "chimera":
+        return pipeline(name, 2 * draw(st.integers(1, 5)), 2 * draw(st.integers(1, 14)))
     if name == "dualpipe":
         stages = 2 * draw(st.integers(1, 5))
         return pipeline(name, stages, 2 * draw(st.integers(stages, 2 * stages + 3)))
@@ -197,6 +199,19 @@ def test_zb_h1_by_hand() -> None:
     ]
     few = pipeline("zb-h1", stages=4, micro_batches=2)
     assert spell(few, 3) == "F0 I0 F1 I1 W0 W1"
+
+
+def test_chimera_by_hand() -> None:
+    """The figure of the paper: four stages, four micro-batches; and a unit behind the first."""
+    pipe = pipeline("chimera", stages=4, micro_batches=4)
+    assert [spell(pipe, stage) for stage in range(4)] == [
+        "F0a F1a F2b B2b F3b B3b B0a B1a",
+        "F0a F2b F1a F3b B2b B0a B3b B1a",
+        "F2b F0a F3b F1a B0a B2b B1a B3b",
+        "F2b F3b F0a B0a F1a B1a B2b B3b",
+    ]
+    two = pipeline("chimera", stages=4, micro_batches=8)
+    assert spell(two, 0) == ("F0a F1a F4b B4b F5b B5b B0a F2a B1a F3a F6b B6b F7b B7b B2a B3a")
 
 
 def test_dualpipe_by_hand() -> None:
@@ -370,6 +385,22 @@ def test_bubble_of_zb_h1(p: int, more: int, f: int, i: int, w: int) -> None:
         assert idle == [(p - 1) * (f + (i + w) - 2 * w)] * p
 
 
+@given(st.integers(1, 5), st.integers(1, 5), TIME, TIME)
+def test_bubble_of_chimera(half: int, units: int, f: int, b: int) -> None:
+    """p - 2 slots where F and B last equally long, for any number of units (arXiv:2107.06925, 3.1).
+
+    A single unit has p forwards and 2p - 2 backwards on its critical path where these last longer
+    (section 3.4: 6 and 10 for six stages), and every further one adds gaps of p - 2 differences.
+    """
+    p = 2 * half
+    idle = simulate(pipeline("chimera", p, units * p), {"F": f, "I": b, "W": 0})
+    if f == b:
+        assert idle == [(p - 2) * f] * p
+    if units == 1 and b >= f:
+        assert idle == [p * f + (2 * p - 2) * b - p * (f + b)] * p
+    assert idle == [(p - 2) * (max(f, b) + (units - 1) * abs(b - f))] * p
+
+
 @given(st.integers(1, 5), st.integers(0, 5), st.data())
 def test_bubble_of_dualpipe(half: int, more: int, data: st.DataObject) -> None:
     """(p/2 - 1)(F&B + B - 3W) (DeepSeek-V3, table 2; README of deepseek-ai/DualPipe).
@@ -402,6 +433,10 @@ def test_activations_in_flight(p: int, more: int) -> None:
     if p % 2 == 0:
         dual = pipeline("dualpipe", p, m + m % 2)
         assert [in_flight(dual, stage) for stage in range(p)] == [p + 1] * p
+        # arXiv:2107.06925, table 2: from p/2 + 1 at the ends to p in the middle.
+        both = pipeline("chimera", p, m + m % 2)
+        ends = [*range(p // 2 + 1, p + 1)]
+        assert [in_flight(both, stage) for stage in range(p)] == [*ends, *reversed(ends)]
     if p > 1:
         for v in (2, 3, 4):
             chunks = in_flight(pipeline("interleaved", p, 3 * p, v))
@@ -458,6 +493,9 @@ def test_peak_weighs_chunks() -> None:
         ("interleaved", 4, 10, 2, None, "micro_batches is 10; it must be a multiple of the group"),
         ("interleaved", 4, 3, 2, None, "group is 4 (if not given, as many as stages); it must"),
         ("interleaved", 4, 8, 2, 3, "from the number of stages, 4, to the number of micro-batches"),
+        ("chimera", 3, 6, 1, None, "schedule chimera: stages is 3; it must be even"),
+        ("chimera", 4, 7, 1, None, "schedule chimera: micro_batches is 7; it must be even"),
+        ("chimera", 4, 8, 2, None, "schedule chimera: chunks is for the schedule interleaved"),
         ("dualpipe", 1, 8, 1, None, "schedule dualpipe: stages is 1; it must be even"),
         ("dualpipe", 5, 20, 1, None, "schedule dualpipe: stages is 5; it must be even"),
         ("dualpipe", 4, 9, 1, None, "micro_batches is 9; it must be even, and at least twice"),

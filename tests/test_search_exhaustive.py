@@ -27,6 +27,7 @@ from mpisim.prediction.extrapolation import (
 from mpisim.prediction.hardware import hardware_of
 from mpisim.prediction.memory_fit import verdict
 from mpisim.prediction.network import NetworkCache
+from mpisim.schedules import SCHEDULES
 from mpisim.search import answer, explore, read_search
 from mpisim.search.answer import answer_lines
 from mpisim.search.bound import StepBounds
@@ -58,7 +59,7 @@ def tables(rng: random.Random) -> dict[str, Any]:
             "micro_batch": rng.choice([1, 2]),
             "recompute": rng.choice(["none", "selective", "full"]),
             "zero": rng.choice([0, 1, 2, 3]),
-            "schedule": rng.choice(["1f1b", "gpipe", "interleaved", "zb-h1", "dualpipe"]),
+            "schedule": rng.choice(sorted(SCHEDULES)),
             "precision": rng.choice(["bf16", "fp8"]),
             "overlap_tp": rng.random() < 0.2,
             "cuda_graphs": rng.random() < 0.2,

@@ -25,6 +25,7 @@ PLANS = {
     "recomputed": 'pp = 4\nglobal_batch = 8\nrecompute = "full"\nrecompute_layers = 1',
     "weights put off": 'pp = 4\nglobal_batch = 8\nschedule = "zb-h1"',
     "mirrored": 'pp = 4\nglobal_batch = 32\nschedule = "dualpipe"',
+    "mirrored, not paired": 'pp = 4\nglobal_batch = 32\nschedule = "chimera"',
     "uneven": "pp = 4\nglobal_batch = 8\nstages = [1, 3, 2, 2]",
     "buckets": "tp = 2\nglobal_batch = 8\nzero = 1\nbucket = 40000",
     "buckets, selective": 'tp = 2\nglobal_batch = 16\nbucket = 40000\nrecompute = "selective"',

@@ -277,8 +277,9 @@ def test_bubble_of_zb_h1(stages: int, more: int, time: int, weight: int) -> None
     assert bubble(done) == (stages - 1) * (time + time - weight)
 
 
-def test_dualpipe_runs_and_its_messages_match() -> None:
-    done = step(4, (5, 5, 5), 4, pp=4, schedule="dualpipe", global_batch=8)
+@pytest.mark.parametrize("schedule", ["chimera", "dualpipe"])
+def test_both_directions_run_and_their_messages_match(schedule: str) -> None:
+    done = step(4, (5, 5, 5), 4, pp=4, schedule=schedule, global_batch=8)
     check_matching(done.program)
     engine.simulate(done.program, network=Free())
     # Stage 0 holds parts 0 and 3, the second for micro-batches that come from the other end.
@@ -286,6 +287,23 @@ def test_dualpipe_runs_and_its_messages_match() -> None:
     layers = {(int(layer), int(n)) for layer, n in zip(table.layer, table.micro_batch, strict=True)}
     assert {n for layer, n in layers if layer == 0} == {0, 1, 2, 3}
     assert {n for layer, n in layers if layer == 3} == {4, 5, 6, 7}
+
+
+@pytest.mark.parametrize(("stages", "units"), [(2, 1), (4, 1), (4, 3), (6, 2)])
+def test_bubble_of_a_step_with_chimera(stages: int, units: int) -> None:
+    """(p-2)(B + (m/p-1)(B-F)), as the catalogue says, where messages are free."""
+    forward, inputs, weights = 10, 10, 5
+    done = step(
+        stages,
+        (forward, inputs, weights),
+        stages,
+        pp=stages,
+        schedule="chimera",
+        global_batch=stages * units,
+    )
+    backward = inputs + weights
+    more = (units - 1) * (backward - forward)
+    assert bubble(done) == (stages - 2) * (backward + more)
 
 
 def test_paired_passes_hide_each_others_communication() -> None:

@@ -36,6 +36,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = (
     "mpisim.cli.run",
     "mpisim.cli.search",
+    "mpisim.cli.profile",
     "mpisim.cli.shard",
     "mpisim.cli.tables",
     "mpisim.cli.job",

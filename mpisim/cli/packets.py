@@ -53,9 +53,9 @@ def add_parser(subparsers: Any) -> None:
         "packets",
         help="simulate a communication packet by packet: queues, ECN, PFC, losses, ECMP",
         description="Simulate the flows of a communication, or those of a table, packet by packet: "
-        "with queues at switches, senders that slow down (DCQCN, HPCC, TIMELY), pauses (PFC) or "
-        "losses, and ECMP, spraying or adaptive routing. Print how long that takes beside what "
-        "links alone take, and the flow model.",
+        "with queues at switches, senders that slow down (DCQCN, DCTCP, HPCC, TIMELY), pauses "
+        "(PFC) or losses, and ECMP, spraying or adaptive routing. Print how long that takes beside "
+        "what links alone take, and the flow model.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
@@ -104,10 +104,11 @@ def _add_switch_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--congestion",
-        choices=("dcqcn", "hpcc", "timely", "none"),
+        choices=("dcqcn", "dctcp", "hpcc", "timely", "none"),
         default="dcqcn",
-        help="what senders slow down for. dcqcn: marked packets; hpcc: loads that switches report; "
-        "timely: long round trips (default: dcqcn)",
+        help="what senders slow down for. dcqcn: marked packets; dctcp: the share of them in a "
+        "window, as TCP; hpcc: loads that switches report; timely: long round trips (default: "
+        "dcqcn)",
     )
     parser.add_argument(
         "--parameters",

@@ -21,6 +21,7 @@ latencies, as in the flow model.\
 
 CONTROLS = {
     "dcqcn": "DCQCN",
+    "dctcp": "DCTCP",
     "hpcc": "HPCC",
     "timely": "TIMELY",
     "none": "no congestion control",
@@ -99,7 +100,8 @@ def draw_lines(runs: list[PacketRun]) -> list[str]:
     hashed = _is_hashed(runs[0])
     lossy = runs[0].settings.recovery != "none"
     last = "dropped" if lossy else "pauses"
-    rows = [("seed", *(("links, as hashed",) * hashed), "packets", "of even", "marked", last)]
+    marks = ("marked",) * _heeds_marks(runs[0])
+    rows = [("seed", *(("links, as hashed",) * hashed), "packets", "of even", *marks, last)]
     for found in runs:
         rows.append(
             (
@@ -107,7 +109,7 @@ def draw_lines(runs: list[PacketRun]) -> list[str]:
                 *((f"{found.collided / 1e9:.3f} ms",) * hashed),
                 f"{found.duration / 1e9:.3f} ms",
                 f"{found.duration / found.even:.2f}",
-                f"{_marked(found):.1%}",
+                *(f"{_marked(found):.1%}" for _ in marks),
                 str(int((found.dropped if lossy else found.pauses).sum())),
             )
         )
@@ -180,6 +182,11 @@ def _first_links(found: PacketRun) -> np.ndarray:
     return np.unique(plan.path_link[plan.path_first[plan.pair_first[:-1]]])
 
 
+def _heeds_marks(found: PacketRun) -> bool:
+    """Whether senders heed ECN: what nobody looks at is not reported."""
+    return found.settings.congestion in ("dcqcn", "dctcp")
+
+
 def _marked(found: PacketRun) -> float:
     """Return the share of packets over marking links that were marked there."""
     over = found.link_packets[found.plan.marking > 0].sum()
@@ -215,10 +222,14 @@ def _flow_lines(found: PacketRun) -> list[str]:
 def _waiting_lines(found: PacketRun) -> list[str]:
     from ..base.text import counted
 
-    notified = counted(int(found.notifications.sum()), "notification")
-    lines = [f"marked (ECN)      {_marked(found):.2%} of packets in queues of switches; {notified}"]
-    if found.settings.congestion == "dcqcn":
-        lines += [f"marks             {_thresholds(found)}"]
+    lines = []
+    if _heeds_marks(found):
+        word = "notification" if found.settings.congestion == "dcqcn" else "cut"
+        told = counted(int(found.notifications.sum()), word)
+        lines += [
+            f"marked (ECN)      {_marked(found):.2%} of packets in queues of switches; {told}",
+            f"marks             {_thresholds(found)}",
+        ]
     if found.settings.recovery != "none":
         return [*lines, *_loss_lines(found)]
     pauses = int(found.pauses.sum())
@@ -258,7 +269,8 @@ def _link_lines(found: PacketRun) -> list[str]:
         return ["nothing went over a switch of the fabric"]
     lossy = found.settings.recovery != "none"
     last = "dropped" if lossy else "paused"
-    rows = [("busiest links", "used", "queue at most", "in the mean", "marked", last)]
+    marks = ("marked",) * _heeds_marks(found)
+    rows = [("busiest links", "used", "queue at most", "in the mean", *marks, last)]
     for link in shown:
         rows.append(
             (
@@ -266,7 +278,7 @@ def _link_lines(found: PacketRun) -> list[str]:
                 f"{_used(found, link):.0%}",
                 f"{found.queue_max[link] / 1e3:,.0f} kB",
                 f"{found.queue_mean[link] / 1e3:,.1f} kB",
-                f"{found.link_marked[link] / found.link_packets[link]:.1%}",
+                *(f"{found.link_marked[link] / found.link_packets[link]:.1%}" for _ in marks),
                 f"{found.dropped[link]:,}" if lossy else f"{found.paused[link] / 1e9:.3f} ms",
             )
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..search import Answer, SearchSpace
     from ..search.records import Records
 
-__all__ = ["add_parser", "run"]
+__all__ = ["VARY", "add_parser", "run", "varied"]
 
 EXAMPLES = """\
 examples:
@@ -34,6 +34,12 @@ examples:
   mpisim search mine.toml --set job.tokens=1T --limit job_time='30 days' --objective job_usd \\
       --vary cluster.preset=dgx-h100,dgx-a100 --vary cluster.nodes=32..96..32
 """
+
+VARY = (
+    "vary a key, as plan.tp=1,2,4, plan.pp=auto, cluster.nodes=8..64..8; 'auto' alone varies the "
+    "plan; may be repeated"
+)
+"""Help of ``--vary``."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -50,14 +56,7 @@ def add_parser(subparsers: Any) -> None:
         "file", metavar="FILE", nargs="?", help="an experiment, which may have a table [search]"
     )
     add_set_option(parser)
-    parser.add_argument(
-        "--vary",
-        metavar="KEY=VALUES",
-        action="append",
-        default=[],
-        help="vary a key, as plan.tp=1,2,4, plan.pp=auto, cluster.nodes=8..64..8; "
-        "'auto' alone varies the plan; may be repeated",
-    )
+    parser.add_argument("--vary", metavar="KEY=VALUES", action="append", default=[], help=VARY)
     parser.add_argument(
         "--objective",
         metavar="NAME",
@@ -195,7 +194,7 @@ def _begun(args: argparse.Namespace) -> tuple[SearchSpace, Records | None]:
             name, most = _limit(text)
             search[f"max_{name}"] = most
         for text in args.vary:
-            key, values = ("plan", "auto") if text == "auto" else _varied(text)
+            key, values = varied(text)
             if not isinstance(search.get("vary"), dict):
                 search["vary"] = {}
             search["vary"][key] = values
@@ -222,8 +221,10 @@ def _limit(text: str) -> tuple[str, Any]:
     return name, _parsed(most)
 
 
-def _varied(text: str) -> tuple[str, Any]:
+def varied(text: str) -> tuple[str, Any]:
     """Return the key and the values of an option ``--vary``."""
+    if text == "auto":
+        return "plan", "auto"
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
         raise UsageError(f"--vary {text}: not of the form TABLE.KEY=VALUE,VALUE")

@@ -16,14 +16,14 @@ follow from the durations.
 ``SCHEDULES``
     The kinds of schedules by name, each described by a `Schedule`.
 
-Read `units` and `actions` (the data), then `catalogue` (the published orders), where a further
-schedule is added: its order, its entry in `SCHEDULES` and its name in `ScheduleName`.
+Read `units` and `actions` (the data), `mirrored` (the published orders of pipelines in both
+directions), then `catalogue` (the others), where a further schedule is added: its order, its entry
+in `SCHEDULES` and its name in `ScheduleName`.
 """
 
-from .actions import Action, Pipeline
+from .actions import Action, Pipeline, PipelineSize
 from .catalogue import (
     SCHEDULES,
-    PipelineSize,
     Schedule,
     ScheduleName,
     check_schedule,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,32 @@ from ..base.frozen import frozen
 from ..program import Phase
 from .units import ActionColumns, Units
 
-__all__ = ["Action", "Order", "Pipeline"]
+__all__ = ["Action", "Order", "Pipeline", "PipelineSize", "Place"]
+
+Place = tuple[int, int]
+"""A chunk and a micro-batch."""
+
+
+class PipelineSize(NamedTuple):
+    """Numbers that a schedule is laid out for.
+
+    Attributes
+    ----------
+    stages, micro_batches : int
+        1 or more.
+    chunks : int
+        Model chunks a stage.
+    group : int
+        Micro-batches that a stage takes through one chunk before it turns to the next.
+    paired : bool
+        Whether a forward and the backward after it run overlapped.
+    """
+
+    stages: int
+    micro_batches: int
+    chunks: int
+    group: int
+    paired: bool
 
 
 @frozen(slots=True)

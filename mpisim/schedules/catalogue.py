@@ -8,17 +8,17 @@ long a step takes and what it keeps follow from the order (`Pipeline.peak`, :mod
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..program import Phase
-from .actions import Action, Order, Pipeline
+from .actions import Action, Order, Pipeline, PipelineSize, Place
+from .mirrored import check_chimera, check_dualpipe, chimera, dualpipe
 
 __all__ = [
     "SCHEDULES",
@@ -29,36 +29,11 @@ __all__ = [
     "pipeline",
 ]
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "chimera", "dualpipe"]
 """Values of ``plan.pipeline.schedule``."""
 
 MOST_KEPT, MOST_ACTIONS = 8, 10_000
 """Pipelines that are kept, of at most so many actions: 100 bytes each. Of longer ones the last."""
-
-Place = tuple[int, int]
-"""A chunk and a micro-batch."""
-
-
-class PipelineSize(NamedTuple):
-    """Numbers that a schedule is laid out for.
-
-    Attributes
-    ----------
-    stages, micro_batches : int
-        1 or more.
-    chunks : int
-        Model chunks a stage.
-    group : int
-        Micro-batches that a stage takes through one chunk before it turns to the next.
-    paired : bool
-        Whether a forward and the backward after it run overlapped.
-    """
-
-    stages: int
-    micro_batches: int
-    chunks: int
-    group: int
-    paired: bool
 
 
 @frozen
@@ -222,88 +197,6 @@ def _zb_h1(size: PipelineSize) -> tuple[Order, ...]:
     )
 
 
-def _check_dualpipe(size: PipelineSize) -> None:
-    """Refuse sizes that DualPipe cannot work with."""
-    stages, micro_batches = size.stages, size.micro_batches
-    if stages % 2:
-        raise InputError(f"schedule dualpipe: stages is {stages}; it must be even")
-    if micro_batches % 2 or micro_batches < 2 * stages:
-        raise InputError(
-            f"schedule dualpipe: micro_batches is {micro_batches}; it must be even, and at least "
-            f"twice the number of stages: {2 * stages} or more"
-        )
-
-
-def _dualpipe(size: PipelineSize) -> tuple[Order, ...]:
-    """Two pipelines in opposite directions, forwards of one overlapped with backwards of the other.
-
-    DualPipe of DeepSeek-V3 (arXiv:2412.19437), as in ``DualPipe.step`` of deepseek-ai/DualPipe
-    (dualpipe/dualpipe.py), whose limits these are. Chunk 0 takes the first half of the
-    micro-batches from the first stage to the last, chunk 1 the second half from the last to the
-    first.
-    """
-    stages, micro_batches = size.stages, size.micro_batches
-    return tuple(_dualpipe_stage(stage, stages, micro_batches) for stage in range(stages))
-
-
-def _dualpipe_stage(stage: int, stages: int, micro_batches: int) -> Order:
-    """Order of one stage of DualPipe, in the eight steps of the published code."""
-    # Seen from a stage, the near pipeline is the one that begins at the nearer end.
-    near = 0 if stage < stages // 2 else 1
-    far = 1 - near
-    outer = min(stage, stages - 1 - stage)  # stages between this one and the nearer end
-    inner = stages // 2 - 1 - outer  # stages between this one and the middle
-    half = micro_batches // 2
-
-    actions: list[Action] = []
-    # Micro-batches of each chunk that are still to go forward, and backward; weights still to come.
-    ahead = [deque(range(half)), deque(range(half, micro_batches))]
-    behind: list[deque[int]] = [deque(), deque()]
-    weights: deque[Place] = deque()
-
-    def forward(chunk: int) -> None:
-        i = ahead[chunk].popleft()
-        behind[chunk].append(i)
-        actions.append(Action(Phase.FORWARD, chunk, i))
-
-    def backward(chunk: int, split: bool = False, paired: bool = False) -> None:
-        i = behind[chunk].popleft()
-        if split:
-            weights.append((chunk, i))
-        actions.append(Action(Phase.BACKWARD, chunk, i, split, paired))
-
-    def weight() -> None:
-        actions.append(Action(Phase.WEIGHT, *weights.popleft()))
-
-    for _ in range(2 * inner):
-        forward(near)
-    for _ in range(outer + 1):
-        forward(near)
-        forward(far)
-    for _ in range(inner):
-        backward(far, split=True)
-        weight()
-        forward(far)
-    for i in range(half - stages + outer + 1):
-        forward(near)
-        # The middle stages do not overlap their first pair: its forward can start earlier alone.
-        backward(far, paired=i > 0 or inner > 0)
-        forward(far)
-        backward(near, paired=True)
-    for _ in range(inner):
-        backward(far)
-        forward(far)
-        backward(near, paired=True)
-    for i in range(2 * (outer + 1)):
-        backward(near if i % 2 else far, split=i > outer)
-    for _ in range(inner):
-        weight()
-        backward(near, split=True)
-    for _ in range(outer + 1):
-        weight()
-    return tuple(actions)
-
-
 def _forwards(places: Sequence[Place]) -> list[Action]:
     """Places → forward actions."""
     return [Action(Phase.FORWARD, chunk, i) for chunk, i in places]
@@ -400,18 +293,29 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             overlaps_messages=True,
             splits_backward=True,
         ),
+        "chimera": Schedule(
+            title="Two pipelines in opposite directions, each one forward, one backward",
+            chunks="1, held twice; stages and micro-batches even",
+            bubble="(p-2)(B+(m/p-1)(B-F)) if F is at most B and m a multiple of p",
+            in_flight="p/2+1",
+            source="Chimera, arXiv:2107.06925; github.com/Shigangli/Chimera",
+            order=chimera,
+            overlaps_messages=True,
+            mirrored=True,
+            check=check_chimera,
+        ),
         "dualpipe": Schedule(
             title="Two pipelines in opposite directions, forwards and backwards overlapped",
             chunks="1, held twice; stages even; micro-batches even, at least twice the stages",
             bubble="(p/2-1)(F&B+B-3W) if F = B-W and W is at most F",
             in_flight="p+1",
             source="DeepSeek-V3, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
-            order=_dualpipe,
+            order=dualpipe,
             overlaps_messages=True,
             rounds_to_fill=3,
             mirrored=True,
             splits_backward=True,
-            check=_check_dualpipe,
+            check=check_dualpipe,
         ),
     }
 )

@@ -1,4 +1,4 @@
-"""Packet-level simulation: queues, congestion control (DCQCN, HPCC), PFC or losses, ECMP paths.
+"""Packet-level simulation: queues, congestion control, PFC or losses, ECMP paths.
 
 Read ``settings`` (parameters, with their sources in ``data/packets.toml``), ``flows`` (bytes to
 send, from a table or a communication), ``plan`` (flows → queue pairs with their paths, messages and

@@ -30,7 +30,7 @@ Routing = Literal["ecmp", "spray", "adaptive"]
 """Where there are several paths: a hash of the queue pair takes one of them, every packet takes
 any, or every switch sends a packet to the link that has the least to send."""
 
-Congestion = Literal["dcqcn", "hpcc", "timely", "none"]
+Congestion = Literal["dcqcn", "dctcp", "hpcc", "timely", "none"]
 
 Recovery = Literal["none", "go-back-n", "selective-repeat"]
 """What a queue pair does about lost packets; none are lost with ``"none"``."""
@@ -93,7 +93,9 @@ class RateControl:
 
 @frozen
 class Watching:
-    """HPCC and TIMELY at the sender; times in ps. Increments and the least rate: `RateControl`.
+    """HPCC, TIMELY and DCTCP at the sender; times in ps.
+
+    Increments and the least rate of the first two: `RateControl`.
 
     Attributes
     ----------
@@ -107,6 +109,10 @@ class Watching:
         Round trips below which TIMELY's rates grow, and above which they shrink, in any case.
     least_trip : int
         TIMELY's unit of changes of round trips.
+    gain : float
+        DCTCP's g, by which alpha follows the share of marked bytes.
+    first : int
+        Packets of DCTCP's first window.
     """
 
     target: float
@@ -116,6 +122,8 @@ class Watching:
     low: int
     high: int
     least_trip: int
+    gain: float
+    first: int
 
 
 @frozen
@@ -157,7 +165,7 @@ class PacketSettings:
     routing : str
         ``"ecmp"``, ``"spray"`` or ``"adaptive"``.
     congestion : str
-        ``"dcqcn"``, ``"hpcc"``, ``"timely"``, or ``"none"``: senders do not slow down.
+        ``"dcqcn"``, ``"dctcp"``, ``"hpcc"``, ``"timely"``, or ``"none"``: senders do not slow down.
     pfc : bool
         Whether a full port is paused; without it, and without `recovery`, buffers have no end.
     recovery : str
@@ -223,6 +231,8 @@ class PacketSettings:
             ("timeout", self.timeout, 0, MAX_TIME),
             ("hpcc_target", self.watching.target, 0.01, 1),
             ("hpcc_stages", self.watching.stages, 0, 1000),
+            ("dctcp_gain", self.watching.gain, 0, 1),
+            ("dctcp_window", self.watching.first, 1, 1_000_000),
             ("timely_alpha", self.watching.filter, 0, 1),
             ("timely_beta", self.watching.decrease, 0, 1),
             ("window", self.window, 0, MAX_BUFFER),
@@ -258,6 +268,11 @@ class PacketSettings:
             raise InputError(
                 f"hpcc follows the links of one path; routing is {self.routing!r}: allowed with "
                 "it: ecmp"
+            )
+        if self.congestion == "dctcp" and self.recovery != "none":
+            raise InputError(
+                f"dctcp's window follows marks alone; recovery is {self.recovery!r}: allowed with "
+                "it: none"
             )
         rates = (self.control.least, self.control.additive, self.control.hyper)
         for name, rate in zip(("min_rate", "rate_ai", "rate_hai"), rates, strict=True):
@@ -303,6 +318,8 @@ class PacketSettings:
             "timely_low": self.watching.low / PICOSECONDS,
             "timely_high": self.watching.high / PICOSECONDS,
             "timely_least_trip": self.watching.least_trip / PICOSECONDS,
+            "dctcp_gain": self.watching.gain,
+            "dctcp_window": self.watching.first,
         }
 
 
@@ -424,6 +441,8 @@ def _watching(given: Mapping[str, float]) -> Watching:
         low=low,
         high=high,
         least_trip=least_trip,
+        gain=given["dctcp_gain"],
+        first=round(given["dctcp_window"]),
     )
 
 

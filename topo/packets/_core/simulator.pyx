@@ -39,7 +39,7 @@ cdef enum:
     # All but timers keep the simulation going.
 
 cdef enum:
-    UNCONTROLLED, DCQCN, TIMELY, HPCC
+    UNCONTROLLED, DCQCN, TIMELY, HPCC, DCTCP
 
 cdef enum:
     LOSSLESS, GO_BACK_N, SELECTIVE_REPEAT
@@ -132,13 +132,14 @@ cdef class Simulator:
         self.window, self.under_way = given.window, np.zeros(k, np.int64)
         self.pair_timeout = given.pair_timeout
         self.offered, self.sent_to = np.zeros(k, np.int64), np.zeros(k, np.int64)
-        self.congestion = {"none": UNCONTROLLED, "dcqcn": DCQCN, "timely": TIMELY, "hpcc": HPCC}[
+        self.congestion = {
+            "none": UNCONTROLLED, "dcqcn": DCQCN, "timely": TIMELY, "hpcc": HPCC, "dctcp": DCTCP}[
             settings.congestion]
         self.recovering = {
             "none": LOSSLESS, "go-back-n": GO_BACK_N, "selective-repeat": SELECTIVE_REPEAT}[
             settings.recovery]
         self.adaptive = settings.routing == "adaptive"
-        self.windowed = np.isfinite(given.window).any()
+        self.windowed = np.isfinite(given.window).any() or self.congestion == DCTCP
         self.scaling = settings.window_scales or self.congestion == HPCC
         self.acknowledging = self.windowed or self.recovering or self.congestion > DCQCN
         self.message_bytes, self.message_pair = given.message_bytes, given.message_pair
@@ -193,7 +194,7 @@ cdef class Simulator:
         for i in range(k):
             line = min(self.cap[i], self.rate[self.first_link(i)])
             reset(&self.rates[i], line, line / settings.reference_rate * 1e12, control.least)
-            self.telemetry.begin(i, line)
+            self.telemetry.begin(self, i, line)
         for i in range(len(given.gate_count)):
             if given.gate_count[i] == 0:
                 self.open_messages(i)
@@ -421,6 +422,8 @@ cdef class Simulator:
 
     cdef double window_now(self, int32_t pair) noexcept nogil:
         """Queue pair → its window now: bytes that may be sent and not acknowledged; 1 or more."""
+        if self.congestion == DCTCP:
+            return min(self.window[pair], self.telemetry.watches[pair].reference)
         if not self.scaling:
             return self.window[pair]
         return max(1.0, self.window[pair] * self.rates[pair].current / self.rates[pair].line)

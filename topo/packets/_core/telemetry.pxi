@@ -1,8 +1,9 @@
 # Included by simulator.pyx.
 # Senders that look at every acknowledgement: HPCC (Li et al., SIGCOMM 2019, algorithm 1) by what
 # the switches of its way wrote into the packet, TIMELY (Mittal et al., SIGCOMM 2015, algorithm 1) by
-# how long the packet was under way. Both change their reference once in a round trip, as in the ns-3
-# of HPCC's authors (rdma-hw.cc of alibaba-edu/High-Precision-Congestion-Control).
+# how long the packet was under way, DCTCP (Alizadeh et al., SIGCOMM 2010; RFC 8257) by whether it
+# was marked. The first two change their reference once in a round trip, as in the ns-3 of HPCC's
+# authors (rdma-hw.cc of alibaba-edu/High-Precision-Congestion-Control).
 
 cdef struct Stamp:  # of one switch's port, when a packet left by it
     int64_t time
@@ -11,12 +12,15 @@ cdef struct Stamp:  # of one switch's port, when a packet left by it
 
 
 cdef struct Watch:  # of a queue pair
-    double reference  # rate that the next ones are made of: Wc over the round trip, in HPCC
-    double load  # HPCC: U, what is under way over what fills the fullest link
+    double reference  # rate that the next ones are made of: Wc over the round trip, in HPCC;
+    # DCTCP: the window, bytes
+    double load  # HPCC: U, what is under way over what fills the fullest link; DCTCP: alpha
     double slope  # TIMELY: filtered difference of two round trips, ps
     int64_t before  # TIMELY: the last round trip, ps
     int64_t update_at  # an acknowledgement beyond this position changes the reference; 0: the first
-    int32_t stage  # increments since the last decrease
+    int32_t stage  # increments since the last decrease; DCTCP: 1 once the first window has grown
+    int64_t acknowledged, marked  # DCTCP: bytes of this round trip
+    int64_t cut_until  # DCTCP: acknowledgements up to this position are of packets before the cut
 
 
 cdef struct Watching:  # parameters
@@ -27,6 +31,8 @@ cdef struct Watching:  # parameters
     int64_t low  # TIMELY: round trips below it are not looked at, ps
     int64_t high
     int64_t least_trip
+    double gain  # DCTCP: g
+    int64_t first  # DCTCP: packets of the first window
 
 
 cdef class Telemetry:
@@ -43,7 +49,7 @@ cdef class Telemetry:
         cdef int64_t k = max(len(given.cap), 1)
         self.given = Watching(
             settings.target, settings.stages, settings.filter, settings.decrease, settings.low,
-            settings.high, settings.least_trip)
+            settings.high, settings.least_trip, settings.gain, settings.first)
         self.trip = given.pair_trip
         self.watches = <Watch*>calloc(k, sizeof(Watch))
         if congestion == HPCC:
@@ -57,9 +63,12 @@ cdef class Telemetry:
         free(self.stamps)
         free(self.last_stamps)
 
-    cdef void begin(self, int32_t pair, double line) noexcept nogil:
-        """Let a queue pair begin at its line's rate."""
+    cdef void begin(self, Simulator it, int32_t pair, double line) noexcept nogil:
+        """Let a queue pair begin at its line's rate; with DCTCP with its first window."""
         self.watches[pair].reference = line
+        if it.congestion == DCTCP:
+            self.watches[pair].reference = <double>self.given.first * it.mtu
+            self.watches[pair].load = 1
 
     cdef bint have_room(self, int64_t n_packets) noexcept nogil:
         """Return whether there is memory for the stamps of so many packets, and take it."""
@@ -81,14 +90,17 @@ cdef class Telemetry:
         packet.stamps += 1
 
     cdef void watch(self, Simulator it, int32_t pair, int32_t number) noexcept nogil:
-        """Let a sender learn from an acknowledgement: HPCC from each, TIMELY once a round trip."""
+        """Let a sender learn from an acknowledgement; TIMELY does so once a round trip."""
         cdef Packet* packet = &it.packets[number]
         cdef Watch* watch = &self.watches[pair]
         cdef Rate* rate = &it.rates[pair]
         cdef bint whole = packet.answer > watch.update_at, first = watch.update_at == 0
         cdef int64_t trip = it.now - packet.sent, tau = 0
         cdef double load
-        if it.congestion == TIMELY:
+        if it.congestion == DCTCP:
+            if dctcp_window(watch, &self.given, packet, it.mtu, whole, it.sent_to[pair]):
+                it.cuts_of[pair] += 1
+        elif it.congestion == TIMELY:
             if whole and not first:
                 rate.current = timely_rate(watch, &self.given, &it.control, rate, trip)
             elif first:
@@ -160,3 +172,28 @@ cdef inline double timely_rate(
     watch.before = trip
     watch.reference = max(rate.least, min(found, rate.line))
     return watch.reference
+
+
+cdef inline bint dctcp_window(
+        Watch* watch, const Watching* given, const Packet* packet, int32_t mtu, bint whole,
+        int64_t sent_to) noexcept nogil:
+    """An acknowledgement → the sender's new window, and whether it was cut."""
+    watch.acknowledged += packet.size
+    if packet.marked:
+        watch.marked += packet.size
+    if whole:
+        if watch.update_at:
+            watch.load += given.gain * (watch.marked / <double>watch.acknowledged - watch.load)
+        watch.acknowledged = watch.marked = 0
+    if packet.answer <= watch.cut_until:  # sent before the last cut: it says nothing of this window
+        return False
+    if packet.marked:
+        watch.reference = max(<double>mtu, watch.reference * (1 - watch.load / 2))
+        watch.cut_until = sent_to
+        watch.stage = 1
+        return True
+    if watch.stage:
+        watch.reference += <double>mtu * packet.size / watch.reference  # a packet a round trip
+    else:
+        watch.reference += packet.size  # twice as much a round trip, until the first mark
+    return False
