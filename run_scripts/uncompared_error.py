@@ -90,10 +90,15 @@ def way_of(case: dict[str, Any]) -> Way:
 
 
 def often(ways: Iterable[Way]) -> list[Way]:
-    """Ways of rows → those of at least `MIN_COMPARED` rows with the least width, sorted."""
+    """Ways of rows → those of at least `MIN_COMPARED` rows with the least width, sorted.
+
+    Rows that name no framework are left out, and those whose steps no launch of theirs makes longer
+    (CUDA graphs of whole iterations): their ways are those of other rows.
+    """
     widths: dict[tuple[str, str, str], list[int]] = {}
-    for *kind, width in ways:
-        widths.setdefault(tuple(kind), []).append(width)
+    for library, design, division, width in ways:
+        if library:
+            widths.setdefault((library, design, division), []).append(width)
     return sorted((*kind, min(all_)) for kind, all_ in widths.items() if len(all_) >= MIN_COMPARED)
 
 
