@@ -21,6 +21,9 @@ from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared_program import PreparedProgram, prepare_captured
 from mpisim.prediction.program_statements import program_error_bar
 from mpisim.program import Program
+from mpisim.workloads.data_parallel.frameworks import frameworks
+from mpisim.workloads.operators import Compute
+from mpisim.workloads.pricing import NO_LAUNCH, Pricing
 
 SHAPES = (128, 1024), (1024, 4096), (128, 4096)
 PRODUCT = OperatorCall(
@@ -94,3 +97,25 @@ def test_the_error_of_launches_is_that_of_slower_and_faster_cpus(part: float) ->
     slower, faster = (run(1 + sign * error)[1].step_time for sign in (1, -1))
     simulated = (slower - faster) / 2 / middle.step_time
     assert effects.get("host_gap", 0.0) == pytest.approx(simulated, abs=0.02)
+
+
+def test_copies_of_the_reducer_are_launched_as_in_generated_steps() -> None:
+    """`Compute.launch_share` of a generated step's copies, in a captured one."""
+    share = frameworks().ddp.copy_launch.value
+    pricing = Pricing(Analytical(GPU))
+    copies = Compute("copy gradient into bucket", Elementwise(8), launch_share=share)
+    for by_reducer, graph, expected in (
+        (False, False, pricing.launching),
+        (True, False, pricing.launching_for(copies)),
+        (True, True, NO_LAUNCH),
+    ):
+        item = Item(
+            *(ItemKind.CALL, 0, 0, (), -1, -1, -1, False, Phase.BACKWARD, -1, "copy", 0),
+            graph=graph,
+            by_reducer=by_reducer,
+        )
+        recording = Recording(0, 1, [PRODUCT], [item], [(0,)], 1)
+        (table,) = program_of([Part(recording, (0,))], Analytical(GPU)).tables
+        assert table is not None
+        for column, value in expected.items():
+            assert getattr(table, column).tolist() == [value], column

@@ -39,6 +39,8 @@ def test_buckets_of_data_parallelism() -> None:
     streams = {item.stream for item in recording.items if item.kind is ItemKind.COLLECTIVE}
     assert len(streams) == 1
     assert streams != {0}
+    # Each of the five gradients is copied into its bucket and back.
+    assert sum(item.by_reducer for item in recording.items) == 2 * 5
     # A bucket is on its way before the backward pass has ended.
     first = next(i for i, item in enumerate(recording.items) if item.bytes == 16 << 20)
     later = recording.items[first:]

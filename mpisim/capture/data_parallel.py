@@ -3,7 +3,8 @@
 Gradients are collected in buckets: the first of 1 MiB, so that communication starts early, the
 others of `bucket_cap_mb`; in the first step in the reverse order of registration, after it in the
 order in which gradients were ready (``torch/csrc/distributed/c10d/reducer.cpp``). A bucket whose
-last gradient is ready is all-reduced beside the rest of the backward pass.
+last gradient is ready is all-reduced beside the rest of the backward pass. Compiled code launches a
+copy for each gradient, and for each buffer that comes by broadcast (``c10d/comm.cpp``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+
+from .recorder import Recorder
 
 __all__ = ["DistributedDataParallel"]
 
@@ -77,6 +80,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     _active_ddp_module: ClassVar[Any] = None
     """The one whose forward pass runs: Dynamo cuts graphs where its buckets end."""
+
+    _recorder: ClassVar[Recorder]
+    """Of the rank that this process captures."""
 
     def __init__(
         self,
@@ -145,9 +151,10 @@ class DistributedDataParallel(torch.nn.Module):
                 flat = torch.cat([part.reshape(-1) for part in batch])
                 dist.broadcast(flat, group_src=0, group=self.process_group)
                 at = 0
-                for part in batch:
-                    part.copy_(flat[at : at + part.numel()].view(part.shape))
-                    at += part.numel()
+                with self._recorder.reducer():
+                    for part in batch:
+                        part.copy_(flat[at : at + part.numel()].view(part.shape))
+                        at += part.numel()
 
     def _build(self, parameters: list[Any]) -> None:
         """Make buckets of parameters in this order; each has gradients of one type."""
@@ -186,7 +193,7 @@ class DistributedDataParallel(torch.nn.Module):
                 "Expected to mark a variable ready only once: a parameter is used in two backward "
                 "passes or twice in checkpoints"
             )
-        with torch.no_grad():
+        with torch.no_grad(), self._recorder.reducer():
             view = bucket.views[id(parameter)]
             size = self.process_group.size()
             if parameter.grad is not view:
@@ -225,11 +232,13 @@ class DistributedDataParallel(torch.nn.Module):
                 if self._hook is not None:
                     reduced = reduced[0] if isinstance(reduced, list) else reduced
                     if reduced is not bucket.buffer:
-                        bucket.buffer.copy_(reduced)
+                        with self._recorder.reducer():
+                            bucket.buffer.copy_(reduced)
                 if not self.gradient_as_bucket_view:
-                    for each in bucket.parameters:
-                        if each.grad is not None:
-                            each.grad.copy_(bucket.views[id(each)])
+                    with self._recorder.reducer():
+                        for each in bucket.parameters:
+                            if each.grad is not None:
+                                each.grad.copy_(bucket.views[id(each)])
                 bucket.work = None
                 bucket.missing = {id(each) for each in bucket.parameters}
         if not self._rebuilt and not self.find_unused_parameters:

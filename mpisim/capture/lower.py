@@ -30,8 +30,9 @@ from ..operators.table import kernels_of
 from ..operators.transformer_engine import looped
 from ..program import KEPT_STEP, Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
+from ..workloads.data_parallel.frameworks import frameworks
 from ..workloads.host import BANDWIDTH, SHARE, Host
-from ..workloads.pricing import NO_LAUNCH, Launching, Pricing
+from ..workloads.pricing import NO_LAUNCH, Launching, Pricing, shortened
 from .device import FILE
 from .kept_step import CAPTURED, kept_step
 from .recording import HostWork, Item, ItemKind, Recording, Wait
@@ -83,6 +84,7 @@ class _TableWriter:
         self._rows: dict[int, list[int]] = {}
         self._pending: dict[int, set[int]] = {}
         self._streams: dict[int, int] = {}
+        self._copy_launch = frameworks().ddp.copy_launch.value
         self._launched = [kernels_of(call) for call in part.calls]
         find = (lambda call: None) if measured is None else measured.find
         self._measured = [find(call) for call in part.calls]
@@ -124,6 +126,8 @@ class _TableWriter:
     def _written(self, item: Item) -> list[int]:
         """Write the rows of what an item launches, and return them."""
         launching = NO_LAUNCH if item.graph else self.pricing.launching
+        if item.by_reducer:
+            launching = shortened(launching, self._copy_launch)
         if item.kind is ItemKind.CALL:
             return self._kernels(item, launching)
         if item.kind is ItemKind.COPY:

@@ -146,6 +146,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     install_cuda(recorder, device, job.local_rank, job.per_node)
     collectives.install()
     _install_attention(recorder, dispatch)
+    DistributedDataParallel._recorder = recorder
     anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
     anything.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
     install_compiler(recorder, dispatch)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -110,6 +111,7 @@ class Recorder:
         self.again = 0
         self.module: list[str] = []
         self.origin: Origin = NO_ORIGIN
+        self._in_reducer = False
         self.within: list[tuple[str, ...]] = [()]
         self.parameters: list[TensorSpec] = []
         self._completed: list[Completed] = []
@@ -298,8 +300,18 @@ class Recorder:
                 *(kind, number, stream, waits, bytes, group, peer, joined),
                 *(self.phase, layer, name, 0),
                 origin=self.origin,
+                by_reducer=self._in_reducer,
             )
         )
+
+    @contextmanager
+    def reducer(self) -> Iterator[None]:
+        """Record in this block copies that compiled code of data parallelism launches."""
+        self._in_reducer = True
+        try:
+            yield
+        finally:
+            self._in_reducer = False
 
     def completed(self, parameter: int) -> None:
         """Record that the gradient of a parameter, by its number, is complete."""

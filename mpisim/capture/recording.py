@@ -130,6 +130,8 @@ class Item(NamedTuple):
         Launched by a CUDA graph, together with the item before it.
     origin : Origin
         Ranks that do the same may differ in it.
+    by_reducer : bool
+        A copy for one tensor that compiled code of data parallelism launches.
     """
 
     kind: ItemKind
@@ -146,6 +148,7 @@ class Item(NamedTuple):
     step: int
     graph: bool = False
     origin: Origin = NO_ORIGIN
+    by_reducer: bool = False
 
 
 class Allocation(NamedTuple):

@@ -41,6 +41,7 @@ from ..results.step_times import step_times
 from ..traces import Lowered, Source, find_sources, read_program
 from ..traces.et_shapes import execution_trace_beside, has_shapes, with_shapes_of
 from ..traces.gradients import EVALUATE, is_backward
+from ..traces.host import copy_path
 from ..traces.kineto import KinetoTrace
 from ..traces.modules import module_paths
 from ..traces.operator_calls import (
@@ -511,8 +512,11 @@ class _Reader:
             launched = self.calls[call]
             kernels, known = launched.launched.kernels, launched.launched.known
             name = launched.call.name
-        elif table.bytes[row] > 0:
-            kernels, known = (Copy(int(table.bytes[row]), "host"),), True
+        if table.kind[row] == Kind.COPY and table.bytes[row] > 0:
+            # The shapes of `copy_` do not tell that the host's memory is one end.
+            path = copy_path(self.names[table.name[row]])
+            if call is None or path == "host":
+                kernels, known = (Copy(int(table.bytes[row]), path),), True
         if not kernels:  # as if memory set its pace
             size = round(duration * 1e-12 * self._bandwidth)
             kernels, known = (Elementwise(bytes=max(1, size)),), False

@@ -8,7 +8,7 @@ Everything else, buckets, units, schedules and messages, the generator then does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -287,9 +287,14 @@ class _Writer:
             if isinstance(each, TracedWait):
                 found.append(Await(each.name, host=each.host, tail=each.tail, kept=each.kept))
                 continue
+            reads = len(each.kernels) if backward else _first_product(each.kernels)
             now = tuple(
-                self.experts.kernel(self._now(kernel, each, split, backward, of), number, each.role)
-                for kernel in each.kernels
+                self.experts.kernel(
+                    self._now(kernel, each, split, backward, of, reads_input=i < reads),
+                    number,
+                    each.role,
+                )
+                for i, kernel in enumerate(each.kernels)
             )
             counts = each.call not in seen
             seen.add(each.call)
@@ -317,7 +322,10 @@ class _Writer:
         split: Split,
         backward: bool,
         operator: TracedOperator,
+        *,
+        reads_input: bool,
     ) -> Kernel:
+        """Return a rank's share of a kernel; `reads_input`: no product lies before it."""
         growth = self.outside if split is NOT_SPLIT else self.growth
         gradient = backward and not of.on_weight
         new = grown(kernel, growth, self.weights, backward=gradient, role=of.role)
@@ -328,6 +336,7 @@ class _Writer:
             role = product_role(kernel, self.weights, gradient, self.growth.tokens)
         if (
             split.kind == "gathered"
+            and reads_input
             and isinstance(kernel, Elementwise)
             and kernel.bytes in _copies(operator)
         ):
@@ -388,6 +397,16 @@ def _sums_input_gradient(kernel: Kernel, operator: TracedOperator) -> bool:
     if not isinstance(kernel, Elementwise) or not operator.inputs:
         return False
     return kernel.bytes == 3 * _bytes(operator.inputs[0])
+
+
+def _first_product(kernels: Sequence[Kernel]) -> int:
+    """Return how many kernels of an operator come before its product; all if it has none.
+
+    Those behind it, as the one that adds a bias, work on its output, even where that is as large
+    as its input.
+    """
+    products = (i for i, each in enumerate(kernels) if isinstance(each, Convolution | Gemm))
+    return next(products, len(kernels))
 
 
 def _copies(operator: TracedOperator) -> tuple[int, ...]:

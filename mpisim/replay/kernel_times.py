@@ -24,6 +24,7 @@ from ..base.errors import InputError, TraceError
 from ..kernels import Gpu
 from ..operators.pricing import OperatorPricing, Priced
 from ..program import Kind
+from ..traces.host import copy_path
 from ..traces.kineto import read_kineto
 from ..traces.operator_calls import TF32, launched_calls
 
@@ -236,7 +237,7 @@ class RatesByName:
 
     @staticmethod
     def _rate(gpu: Gpu, name: str, kind: int, both: Sequence[str]) -> float:
-        if kind == Kind.COPY and "DtoD" not in name and "Memset" not in name:
+        if kind == Kind.COPY and copy_path(name) == "host":
             return _link(gpu)
         if kind == Kind.KERNEL and PRODUCT.search(name):
             named = [dtype for dtype, pattern in FORMATS if pattern.search(name)]

@@ -12,13 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
+from typing import Literal
 
 import numpy as np
 
 from ..base.errors import TraceError
 from .kineto import KinetoTrace
 
-__all__ = ["Call", "CallKind", "communication_stem", "host_calls", "is_communication_kernel"]
+__all__ = [
+    "Call",
+    "CallKind",
+    "communication_stem",
+    "copy_path",
+    "host_calls",
+    "is_communication_kernel",
+]
 
 
 class CallKind(IntEnum):
@@ -61,6 +69,22 @@ _NOT_COMMUNICATION = re.compile(r"get_dispatch_layout", re.I)
 _STEM = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce|Generic)", re.I
 )
+
+
+def copy_path(name: str) -> Literal["device", "fill", "host"]:
+    """Name of a recorded copy or fill → between what it copies, as of `Copy.path`.
+
+    CUPTI writes its direction into the name ("Memcpy HtoD (Pageable -> Device)"). A copy of which
+    no name tells otherwise is one between the host's memory and the GPU's.
+
+    Examples
+    --------
+    >>> copy_path("Memcpy HtoD (Pinned -> Device)"), copy_path("Memcpy DtoD (Device -> Device)")
+    ('host', 'device')
+    """
+    if "Memset" in name:
+        return "fill"
+    return "device" if "DtoD" in name else "host"
 
 
 @cache

@@ -16,7 +16,7 @@ from mpisim.kernels.recorded import Recorded
 
 from .operators import Compute, Task
 
-__all__ = ["MAX_DURATION", "NO_LAUNCH", "Launching", "Pricing"]
+__all__ = ["MAX_DURATION", "NO_LAUNCH", "Launching", "Pricing", "shortened"]
 
 MAX_DURATION = 2**60
 """Of all kernels of a rank together, in ps (13 days): what the engine's clocks can count."""
@@ -42,6 +42,20 @@ class Launching(TypedDict):
 
 NO_LAUNCH = Launching(host=0, launch=0, launch_cost=0)
 """Of a row that is launched together with the row before."""
+
+
+def shortened(launching: Launching, share: float) -> Launching:
+    """Launch times from Python → those of a launch that takes the CPU a share of them.
+
+    Parameters
+    ----------
+    launching : Launching
+    share : float
+        0 to 1. The call itself stays as long as it fits.
+    """
+    time = round(share * (launching["host"] + launching["launch_cost"]))
+    call = min(launching["launch_cost"], time)
+    return Launching(host=time - call, launch=launching["launch"], launch_cost=call)
 
 
 class Pricing:
@@ -107,9 +121,7 @@ class Pricing:
             return Launching(host=kernel.host, launch=kernel.launch, launch_cost=kernel.launch_cost)
         found = self.launching_of(task.launches, compiled_loop=task.compiled_loop)
         if task.launch_share < 1:
-            time = round(task.launch_share * (found["host"] + found["launch_cost"]))
-            call = min(found["launch_cost"], time)
-            found = Launching(host=time - call, launch=found["launch"], launch_cost=call)
+            found = shortened(found, task.launch_share)
         if task.calls and task.launches:
             calls = task.calls * self._call
             found = Launching(
