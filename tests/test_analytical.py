@@ -375,7 +375,9 @@ def test_the_packaged_calibration():
         "grouped_gemm_blocks_bias_sums",
         "grouped_gemm_split",
     }
-    assert {formula for formula, _, _ in tables} == set(FORMULAS) - multiples
+    # FlashAttention-2 has constants of its own on Hopper, besides.
+    fitted = set(FORMULAS) - multiples | {"attention_flash_2"}
+    assert {formula for formula, _, _ in tables} == fitted
     for name in gpu_names():
         gpu = find_gpu(name)
         model = Analytical(gpu)
