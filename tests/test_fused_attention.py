@@ -77,6 +77,18 @@ def test_newer_is_faster() -> None:
         assert times == sorted(times)
 
 
+def test_pytorch_on_amd_by_its_date() -> None:
+    """AITER's kernels, PyTorch since 2.9, whose backward pass is AITER's, PyTorch before."""
+    shape = (1, 32, 8, 8192, 8192, 128, 128, True, True)
+    for gpu in ("mi300x", "mi355x"):
+        model = Analytical(find_gpu(gpu))
+        newest, since, before = (
+            model.estimate(attention(each, *shape)) for each in ("newest", "aotriton", "flash-2")
+        )
+        assert newest.duration < since.duration < before.duration
+        assert newest.error < since.error
+
+
 def test_triton_is_a_multiple() -> None:
     """arXiv:2307.08691: FlashAttention-2 is 1.4 and 2 times as fast, on any GPU."""
     for gpu in ("a100-sxm", "h100-sxm"):

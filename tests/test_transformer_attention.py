@@ -155,7 +155,7 @@ def test_gradients_of_queries_keys_and_values_are_put_together() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["newest", "cudnn", "cudnn-9.13", "flash-2", "triton"])
+@pytest.mark.parametrize("name", ["newest", "cudnn", "cudnn-9.13", "flash-2", "aotriton", "triton"])
 def test_the_kernel_is_the_plan_s(name: str) -> None:
     for keys in ({}, {"cp": 2}, {"cp": 2, "cp_style": "all-gather"}):
         found = operator(network(model("gpt", **SIZES), plan(attention=name, **keys)), "attention")

@@ -12,13 +12,14 @@ from .kernel import BYTES, Kernel, Precision
 
 __all__ = ["ATTENTION_VARIANTS", "Attention", "AttentionVariant"]
 
-AttentionVariant = Literal["cudnn", "cudnn_9_13", "flash_2", "triton"]
+AttentionVariant = Literal["cudnn", "cudnn_9_13", "flash_2", "aotriton", "triton"]
 """Without a variant the newest, which is the fastest that is published for a GPU: FlashAttention-2
 on Ampere, 3 on Hopper, 4 on Blackwell.
 
 ``cudnn``: cuDNN's, which Transformer Engine calls on Hopper, and JAX through it. ``cudnn_9_13``:
 the same up to 9.13, September 2025, whose kernels for Blackwell were slower. ``flash_2``:
 FlashAttention-2 (arXiv:2307.08691), which PyTorch's ``scaled_dot_product_attention`` has.
+``aotriton``: that of PyTorch on AMD's GPUs since AOTriton 0.11, whose backward pass is AITER's.
 ``triton``: FlashAttention of 2022 in Triton, ``flash_attn_triton.py`` of the package flash-attn."""
 
 ATTENTION_VARIANTS: Mapping[str, AttentionVariant | None] = {
@@ -26,6 +27,7 @@ ATTENTION_VARIANTS: Mapping[str, AttentionVariant | None] = {
     "cudnn": "cudnn",
     "cudnn-9.13": "cudnn_9_13",
     "flash-2": "flash_2",
+    "aotriton": "aotriton",
     "triton": "triton",
 }
 """Value of ``framework.attention`` in an experiment → variant of `Attention`."""

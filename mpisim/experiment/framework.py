@@ -123,9 +123,9 @@ class FrameworkOptions:
         does not take the scores' shape, they are cast to fp32, operation by operation. Or, also
         without `fused`, "operations": always so, and the product before scales the scores, as the
         attention of Megatron-Core's local layers without Apex.
-    attention : {"newest", "cudnn", "cudnn-9.13", "flash-2", "triton"}
+    attention : {"newest", "cudnn", "cudnn-9.13", "flash-2", "aotriton", "triton"}
         Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
-        cuDNN up to 9.13, of FlashAttention-2, of FlashAttention in Triton
+        cuDNN up to 9.13, of FlashAttention-2, of AOTriton since 0.11, of FlashAttention in Triton
         (`mpisim.kernels.operations.AttentionVariant`).
     repeats_heads : bool
         Whether keys and values of fewer heads than queries are copied for each of these before
@@ -259,7 +259,7 @@ class FrameworkOptions:
     kernels: Literal["flash", "eager"] = "flash"
     unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
     scores_softmax: Literal["whole", "causal", "operations"] = "whole"
-    attention: Literal["newest", "cudnn", "cudnn-9.13", "flash-2", "triton"] = "newest"
+    attention: Literal["newest", "cudnn", "cudnn-9.13", "flash-2", "aotriton", "triton"] = "newest"
     repeats_heads: bool = False
     rotary: Literal["real", "complex", "operations"] = "real"
 
