@@ -36,15 +36,19 @@ def result(name: str, *changes: str) -> Results:
     return found
 
 
-def test_what_graphs_gain_is_what_they_give() -> None:
+@pytest.mark.parametrize(
+    ("name", "share", "left"),
+    [("lin-dlrm-ddp-4-a100", "100 %", 0.5), ("lin-dlrm-mlperf-4-a100", "99 %", 0.55)],
+)
+def test_what_graphs_gain_is_what_they_give(name: str, share: str, left: float) -> None:
     """The time that is told is that of the experiment with the key set."""
-    bound = result("lin-dlrm-ddp-4-a100")
-    captured = result("lin-dlrm-ddp-4-a100", CUDA_GRAPHS)
+    bound = result(name)
+    captured = result(name, CUDA_GRAPHS)
     said = bound.attributes
     assert said["cuda_graphs_step_time"] == captured.step_time_ps / 1e12
-    assert captured.step_time_ps < bound.step_time_ps / 2
+    assert captured.step_time_ps < bound.step_time_ps * left
     assert said["launch_share"] > 0.9
-    assert "100 % of the critical path" in said["launch_bound"]
+    assert f"{share} of the critical path" in said["launch_bound"]
     less = 1 - captured.step_time_ps / bound.step_time_ps
     assert f"{percentage(less)} less" in said["launch_bound"]
     # Waiting for launches is no compute.
