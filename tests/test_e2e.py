@@ -179,6 +179,15 @@ def test_a_board_that_no_cluster_has_is_in_a_box_of_its_like(row: Any) -> None:
     cluster = found.cluster
     assert (cluster.preset, cluster.nodes, cluster.gpus_per_node) == ("titan-xp-4gpu", 1, 8)
     assert found.kernels.gpu == "rtx-2080-ti"
+    # No box has more than eight, unless the row says so.
+    for gpus in (9, 16, 512):
+        refused = why(row(VTRAIN, **eight | {"num_gpus": gpus, "dp": 1}, gpu="RTX 2080 Ti"))
+        assert refused.startswith(
+            f"no cluster of RTX 2080 Ti with {gpus} GPUs: its nodes have no NICs, and at most 8"
+        )
+    stated = {"gpus_per_node": 16, "num_gpus": 16, "dp": 4}
+    sixteen = mapped(row(VTRAIN, **eight | stated, gpu="RTX 2080 Ti")).experiment.cluster
+    assert (sixteen.nodes, sixteen.gpus_per_node) == (1, 16)
     assert mapped(row(NEUSIGHT)).experiment.kernels.gpu == "v100-pcie-32gb"
 
 

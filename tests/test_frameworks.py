@@ -391,6 +391,19 @@ def test_experts_with_tensor_parallelism_split_sequences() -> None:
     assert load(None, [*keys, "model.preset=mixtral-8x7b", "plan.ep=4"])[1].plan.sp
 
 
+@pytest.mark.parametrize(
+    ("gpus", "tp", "group"), [(72, 2, None), (144, 2, None), (256, 2, 32), (256, 1, 64)]
+)
+def test_domains_of_shards_are_of_their_recipes_size(gpus: int, tp: int, group: int | None) -> None:
+    """Recipes of Nemotron 3 Ultra in domains of 64 GPUs are for 256 alone."""
+    keys = ["framework.name=megatron-bridge", "framework.recipe=performance", "plan.ep=8"]
+    keys += ["model.preset=nemotron-3-ultra", "cluster.preset=gb200-nvl72", f"plan.tp={tp}"]
+    cluster = [f"cluster.nodes={-(-gpus // 72)}", f"cluster.gpus={gpus}"]
+    found = load(None, [*keys, *cluster, "plan.global_batch=2304", "run.allow_oom=true"])[1]
+    assert found.plan.zero_group == group
+    assert prepare(found) is not None
+
+
 def test_flags_of_xla() -> None:
     """Loops unrolled by two copy nothing they gather; all-reduces are combined up to a size."""
     for name, double_buffered in (("maxtext", True), ("paxml", False)):

@@ -43,6 +43,7 @@ from mpisim.memory.states import (
 from mpisim.program import Operation, Phase
 from mpisim.schedules import SCHEDULES, pipeline
 from mpisim.workloads import lay_out
+from mpisim.workloads.data_parallel import make_strategy
 from mpisim.workloads.grid import Grid, Groups
 from mpisim.workloads.layout import ModelChunk
 from mpisim.workloads.operators import Communicate, Compute, Layer, Operator, Parameter
@@ -416,6 +417,34 @@ def test_connections() -> None:
     known = constants()
     expected = 3 * known.collective.si + 7 * known.peer.si + known.network.si
     assert found.bytes(known) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "apart"),
+    [
+        ({"dp_style": "ddp"}, False),
+        ({"dp_style": "ddp", "zero": 1}, False),
+        ({"dp_style": "fsdp", "zero": 3}, False),
+        ({"dp_style": "fsdp", "zero": 3, "zero_group": 4}, False),
+        ({"dp_style": "fsdp", "zero": 3, "ep": 2}, True),
+        ({"dp_style": "ddp", "ep": 2}, True),
+        ({"dp_style": "fsdp", "zero": 3, "flat_shards": True}, True),  # Megatron-FSDP
+        ({"dp_style": "megatron"}, True),
+        ({"dp_style": "deepspeed", "zero": 1}, True),
+    ],
+)
+def test_experts_have_communicators_where_the_program_tells_them_apart(
+    keys: dict[str, Any], apart: bool
+) -> None:
+    net = [layer(operator(parameters=(Parameter("e", 80, expert=True),)), size=80)]
+    shared = plan(dp=8, **keys)
+    grid = Grid.of(shared, 8)
+    groups = Groups(grid, shared.zero_group)
+    found = connections(net, 0, shared, grid, dict(groups.sizes), 8)
+    levels = 1 if shared.zero_group is None else 2
+    assert found.collective == levels * (1 + apart)
+    strategy = make_strategy(shared, [net], groups)
+    assert strategy.parameter_count(expert=True) == (80 if apart else 0)
 
 
 # --- together -------------------------------------------------------------------------------------

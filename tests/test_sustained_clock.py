@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,20 @@ def test_large_products_in_a_step(
         rate = sum(rates) / len(rates)
         found = 2 * prod(shape) / model.estimate(Gemm(*shape, dtype="fp8")).duration
         assert found == pytest.approx(rate, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "label"), [("h100-sxm", "H100"), ("gb200", "GB200, four tables"), ("gb300", "GB300")]
+)
+def test_rates_of_the_page_are_those_that_are_priced(gpu: str, label: str) -> None:
+    model = Analytical(find_gpu(gpu))
+    page = (Path(__file__).parent.parent / "docs" / "kernels.md").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if line.startswith(f"| {label}"))
+    printed = line.split("|")[-2]
+    shapes = ((8192, 8192, 8192), (16384, 16384, 16384), (6144, 12288, 12288))
+    durations = (model.estimate(Gemm(*shape, dtype="fp8")).duration for shape in shapes)
+    rates = (2 * prod(shape) / each for shape, each in zip(shapes, durations, strict=True))
+    assert printed.strip() == ", ".join(f"{rate:,.0f}" for rate in rates)
 
 
 def test_others_are_as_measured() -> None:

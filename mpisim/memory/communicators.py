@@ -12,6 +12,7 @@ from dataclasses import replace
 from ..base.frozen import frozen
 from ..experiment.plan import Plan
 from ..program import Operation
+from ..workloads.data_parallel.buckets import experts_apart
 from ..workloads.grid import Grid
 from ..workloads.operators import Communicate, Layer, Operator
 from .constants import MemoryConstants
@@ -183,10 +184,12 @@ def _data_parallel_groups(
     """Yield the groups on which gradients, parameters and the gradient's norm are exchanged."""
     held = (p for kind in _kinds(layers) for each in kind for p in each.parameters)
     parameters = [p for p in held if sharding(plan)[0] or not p.frozen]
-    if any(not (p.expert or p.local) for p in parameters):
+    # Experts that are not told apart use the groups of all others.
+    apart = experts_apart(plan, sizes)
+    if any(not (p.local or (p.expert and apart)) for p in parameters):
         names = ("shard", "replica") if any(sharding(plan)) else ("dp",)
         yield from (name for name in names if sizes[name] > 1)
-    if any(p.expert for p in parameters):
+    if apart and any(p.expert for p in parameters):
         names = ("eshard", "ereplica") if any(sharding(plan)) else ("edp",)
         yield from (name for name in names if sizes[name] > 1)
     if sizes["model"] > 1:

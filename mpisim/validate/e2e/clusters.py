@@ -86,8 +86,13 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
         return _alone(gpu, gpus)
     stated = row.integers.get("gpus_per_node")
     if stated is None and named is None and not any(each.network for each in fitting):
-        # Nodes without NICs reach no other: all GPUs are in one box.
+        # Nodes without NICs reach no other: all GPUs are in one box, if there are such boxes.
         stated = gpus if gpus > max(each.gpus_per_node for each in fitting) > 0 else None
+        if stated is not None and stated > (largest := _largest_box()):
+            raise InputError(
+                f"no cluster of {gpu} with {gpus} GPUs: its nodes have no NICs, and at most "
+                f"{largest} GPUs are in one; column gpus_per_node or cluster.preset can say more"
+            )
     if stated is not None:
         exact = [each for each in fitting if each.gpus_per_node in (0, stated)]
         larger = [each for each in fitting if each.gpus_per_node not in range(1, gpus)]
@@ -162,6 +167,18 @@ def _all_of(gpu: str) -> list[ClusterFor]:
     """GPU by any of its names → the packaged clusters with it."""
     name, presets = gpu_name(gpu), packaged_folder("clusters").items()
     return [_packaged(gpu, preset, table) for preset, table in presets if table["gpu"] == name]
+
+
+def _largest_box() -> int:
+    """Return the GPUs of the largest packaged node whose GPUs are joined by PCIe alone."""
+    tables = packaged_folder("clusters").values()
+    return max(each["gpus_per_node"] for each in tables if _kind(each) == "pcie")
+
+
+def _kind(table: Mapping[str, Any]) -> str | None:
+    """Contents of a cluster's file → the kind of its nodes; None if it has none."""
+    kind: str | None = table.get("node", {}).get("kind")
+    return kind
 
 
 def _joined(gpu: str, size: int) -> list[ClusterFor]:

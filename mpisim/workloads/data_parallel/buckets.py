@@ -7,9 +7,10 @@ completes them: the reverse of that in which modules register them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...base.frozen import frozen
+from ...experiment.plan import Plan
 from ..operators import Layer, Parameter
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "buckets_closed_after",
     "buckets_closed_before",
     "chunk_parameters",
+    "experts_apart",
     "of_kind",
     "padded",
 ]
@@ -86,6 +88,28 @@ def chunk_parameters(
                     tied.add(parameter.size)
                 found.append(ChunkParameter(parameter, i, j, len(found)))
     return tuple(found)
+
+
+def experts_apart(plan: Plan, sizes: Mapping[str, int]) -> bool:
+    """Plan, sizes of groups → whether experts' parameters are exchanged apart from all others.
+
+    Where each rank holds all experts, DDP knows none: buckets go by the order of gradients alone
+    (torch/csrc/distributed/c10d/reducer.cpp). FSDP's block is one unit: experts are one of their
+    own ``if transformer_block.moe_enabled and ep_degree > 1`` (torchtitan,
+    torchtitan/models/llama4/infra/parallelize.py). Megatron-FSDP, which has flat shards, tells them
+    apart.
+
+    Parameters
+    ----------
+    plan : Plan
+        Resolved.
+    sizes : mapping of str to int
+        Members of groups of ranks; ``dp`` and ``edp`` (experts) are read.
+    """
+    if plan.ep > 1 or sizes["edp"] != sizes["dp"]:
+        return True
+    style = plan.framework.dp_style
+    return style != "ddp" and (style != "fsdp" or plan.framework.flat_shards)
 
 
 def of_kind(parameters: Iterable[ChunkParameter], expert: bool) -> list[ChunkParameter]:

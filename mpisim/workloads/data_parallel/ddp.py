@@ -49,11 +49,6 @@ class Ddp(Strategy):
     style: ClassVar[Style] = "ddp"
     first_and_last_only: ClassVar[bool] = True
 
-    @property
-    def tells_experts(self) -> bool:
-        """Only with expert parallelism: parameters go by the order of their gradients alone."""
-        return False
-
     def _prepare(self) -> None:
         defaults, plan = frameworks().ddp, self.plan
         # A size the user gives holds for the first bucket, too (distributed.py).

@@ -159,15 +159,6 @@ class Fsdp(Strategy):
 
     style: ClassVar[Style] = "fsdp"
 
-    @property
-    def tells_experts(self) -> bool:
-        """Only with expert parallelism, or by Megatron-FSDP: a block is one unit.
-
-        As in torchtitan (torchtitan/models/llama4/infra/parallelize.py: experts are a unit of their
-        own ``if transformer_block.moe_enabled and ep_degree > 1``).
-        """
-        return self.plan.framework.flat_shards
-
     def _prepare(self) -> None:
         roots, units = [], []
         for layers in self.chunks:

@@ -17,7 +17,7 @@ from ..blocks import BlockBuilder
 from ..grid import Groups
 from ..host import Host
 from ..operators import Communicate, Compute, Layer
-from .buckets import ChunkParameter, chunk_parameters
+from .buckets import ChunkParameter, chunk_parameters, experts_apart
 
 __all__ = ["PassPoint", "Strategy", "collective"]
 
@@ -121,11 +121,6 @@ class Strategy:
                 found[chunk, each.layer, each.operator].append(each)
         return found
 
-    @property
-    def tells_experts(self) -> bool:
-        """Whether parameters of experts are treated apart, even if the same ranks hold them."""
-        return True
-
     def registered(
         self, layers: Sequence[Layer], *, frozen: bool = False
     ) -> tuple[ChunkParameter, ...]:
@@ -138,8 +133,7 @@ class Strategy:
             Whether frozen ones count, too.
         """
         found = chunk_parameters(layers, frozen=frozen)
-        sizes = self.groups.sizes
-        if self.tells_experts or self.plan.ep > 1 or sizes["edp"] != sizes["dp"]:
+        if experts_apart(self.plan, self.groups.sizes):
             return found
         return tuple(map(_as_dense, found))
 
