@@ -370,7 +370,6 @@ def test_the_packaged_calibration():
         "gemm_scan_gradient",
         "gemm_unaligned",
         "grouped_gemm_blocks",
-        "grouped_gemm_blocks_bias_sums",
         "grouped_gemm_split",
     }
     assert {formula for formula, _, _ in tables} == set(FORMULAS) - multiples

@@ -144,9 +144,6 @@ def test_formulas_take_plain_numbers(family):
         "grouped_gemm": GroupedGemm(4096, 8, 512, 1024),
         "grouped_gemm_split": GroupedGemm(4096, 8, 512, 1024, variant="split"),
         "grouped_gemm_blocks": GroupedGemm(4096, 8, 512, 1024, variant="blocks"),
-        "grouped_gemm_blocks_bias_sums": GroupedGemm(
-            4096, 8, 512, 1024, variant="blocks_bias_sums"
-        ),
         "convolution": Convolution(8, 64, 64, 56, 56, 3),
         **{
             each.qualified_family: each
