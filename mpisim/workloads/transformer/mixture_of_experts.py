@@ -202,13 +202,16 @@ def _paged_stash(kept: int) -> Operator:
     `PagedTensor` of Megatron-LM's megatron/core/transformer/moe/paged_stash.py, on a stream beside
     that of the pass, which waits for it before the next layer; back before the backward pass of
     the layer. What kernels beside the copies lose is taken to be the time that memory needs for
-    them, as with HybridEP's (:mod:`.hybrid_ep`), and that is all that is counted: Triton's kernel
-    alone reaches half of the memory's rate (github:NVIDIA/Megatron-LM, pull request 6414).
+    them, as with HybridEP's (:mod:`.hybrid_ep`), and that is all that is counted. It may be nothing
+    or twice as much, which is the error bar of these copies (`page_copies` of
+    ``data/calibration/kernel_variants.toml``).
     """
+
+    def copied(name: str) -> Compute:
+        return Compute(name, Elementwise(2 * kept, variant="page_copies"))
+
     return Operator(
-        "experts stash",
-        (elementwise("experts stash", 2 * kept),),
-        (elementwise("experts stash restored", 2 * kept),),
+        "experts stash", (copied("experts stash"),), (copied("experts stash restored"),)
     )
 
 
