@@ -359,6 +359,7 @@ def test_the_packaged_calibration():
         "attention_triton",
         "elementwise_block_scales",
         "elementwise_layout",
+        "elementwise_page_copies",
         "elementwise_row_copies",
         "elementwise_row_sums",
         "elementwise_scales_apart",
@@ -372,7 +373,6 @@ def test_the_packaged_calibration():
         "gemm_scan_gradient",
         "gemm_unaligned",
         "grouped_gemm_blocks",
-        "grouped_gemm_blocks_bias_sums",
         "grouped_gemm_split",
     }
     # FlashAttention-2 has constants of its own on Hopper, besides.

@@ -144,9 +144,6 @@ def test_formulas_take_plain_numbers(family):
         "grouped_gemm": GroupedGemm(4096, 8, 512, 1024),
         "grouped_gemm_split": GroupedGemm(4096, 8, 512, 1024, variant="split"),
         "grouped_gemm_blocks": GroupedGemm(4096, 8, 512, 1024, variant="blocks"),
-        "grouped_gemm_blocks_bias_sums": GroupedGemm(
-            4096, 8, 512, 1024, variant="blocks_bias_sums"
-        ),
         "convolution": Convolution(8, 64, 64, 56, 56, 3),
         **{
             each.qualified_family: each
@@ -159,6 +156,7 @@ def test_formulas_take_plain_numbers(family):
         "elementwise_layout": Elementwise(10**6, variant="layout"),
         "elementwise_row_sums": Elementwise(10**6, variant="row_sums"),
         "elementwise_scales_apart": Elementwise(10**6, variant="scales_apart"),
+        "elementwise_page_copies": Elementwise(10**6, variant="page_copies"),
         "elementwise_slice_writes": Elementwise(10**6, variant="slice_writes"),
         "elementwise_widening": Elementwise(10**6, variant="widening"),
         "softmax": Softmax(4096, 1500),

@@ -14,7 +14,6 @@ from mixtures import SHARED, TINY, block
 from transformers import communications, lines, operator, plan
 
 from mpisim.base.errors import InputError
-from mpisim.experiment.models import Transformer
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Elementwise, Gemm, GroupedGemm
@@ -379,28 +378,6 @@ def test_what_experts_keep_is_copied_to_pages_and_back() -> None:
     assert lines(stash.backward) == [f"experts stash restored: {copied} bytes"]
     names = [each.name for each in layer.operators]
     assert names.index("dispatch") < names.index("experts stash") < names.index("combine")
-
-
-@pytest.mark.parametrize(
-    ("where", "variant"), [("registers", "blocks"), ("memory", "blocks_bias_sums")]
-)
-def test_sums_of_biases_in_memory_slow_one_kernel_of_fused_experts(
-    where: str, variant: str
-) -> None:
-    blocks = {"precision": "fp8", "fp8_scaling": "blocks", "fp8_transposed": False}
-
-    def variants(model: Transformer, experts: str) -> list[str | None]:
-        layer = block(model, **blocks, moe_experts=experts, moe_bias_sums=where)
-        steps = (*operator(layer, "experts in").backward, *operator(layer, "experts out").backward)
-        return [
-            step.kernel.variant
-            for step in steps
-            if isinstance(step, Compute) and isinstance(step.kernel, GroupedGemm)
-        ]
-
-    biased = replace(TINY, bias=True)
-    assert variants(biased, "fused") == ["blocks", "blocks", variant, "blocks"]
-    assert variants(biased, "loop") == variants(TINY, "fused") == ["blocks"] * 4
 
 
 def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None:

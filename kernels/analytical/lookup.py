@@ -253,7 +253,8 @@ def known_chip_error(formula: str, gpu: GpuParameters) -> float:
     """
     if not FORMULAS[formula].power_limited:
         return 0.0
-    return math.log(1 / gpu.sustained) / math.sqrt(12)
+    attends = formula.startswith("attention")
+    return math.log(1 / (gpu.sustained if attends else gpu.product_clock)) / math.sqrt(12)
 
 
 def unseen_chip_error(formula: str, gpu: GpuParameters, other_generation: bool = False) -> float:

@@ -35,13 +35,8 @@ between two 4-byte words. Copies from memory into shared memory move 4 bytes at 
 ``cp.async``; 16 for the tensor memory accelerator), so that elements go one by one through
 registers: CUTLASS's kernels of ``align1``, built for Turing, which cuBLAS takes."""
 
-GroupedGemmVariant = Literal["split", "blocks", "blocks_bias_sums"]
-"""As for `Gemm`.
-
-``blocks_bias_sums``: as ``blocks``, with the gradient of an activation and sums of the results over
-rows, the gradients of biases, which the compiler keeps in local memory
-(``moe_blockscaled_grouped_gemm_dglu_dbias`` of github:NVIDIA/cudnn-frontend before its pull request
-322, with version 4.5 of CUTLASS's DSL)."""
+GroupedGemmVariant = Literal["split", "blocks"]
+"""As for `Gemm`."""
 
 
 @frozen

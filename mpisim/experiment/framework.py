@@ -214,10 +214,6 @@ class FrameworkOptions:
         Whether what experts keep for their backward pass is copied from buffers of fixed size to
         pages of as many rows as came, and back (``--moe-paged-stash``): CUDA graphs of whole
         iterations need such buffers where routing is free.
-    moe_bias_sums : {"registers", "memory"}
-        With `moe_experts` "fused" and biases: where the kernel that makes the gradient of the
-        activation's inputs adds up those of biases. In memory, as cuDNN's of spring 2026 did, it
-        takes many times as long.
     """
 
     # Whose rules hold where an experiment says nothing.
@@ -296,7 +292,6 @@ class FrameworkOptions:
     moe_multihot_fusion: bool = False
     moe_capacity: bool = False
     moe_paged_stash: bool = False
-    moe_bias_sums: Literal["registers", "memory"] = "registers"
 
     @property
     def dispatches_by_kernels(self) -> bool:

@@ -481,12 +481,6 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         and plan.ep > 1
         and plan.framework.moe_dispatcher == "flex",
         "framework.moe_capacity_factor": mixture and plan.framework.moe_dispatcher == "one-hot",
-        "framework.moe_bias_sums": isinstance(model, Transformer)
-        and mixture
-        and model.bias
-        and plan.experts == "fused"
-        and plan.precision.products == "fp8"
-        and plan.precision.fp8_scaling == "blocks",
         "framework.moe_router": mixture,
         "framework.moe_router_fusion": mixture
         and plan.style(transformer=transformer) == "megatron",

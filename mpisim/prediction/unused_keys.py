@@ -91,13 +91,6 @@ def _one_hot(experiment: Experiment) -> bool:
     return _experts(experiment) and experiment.plan.framework.moe_dispatcher == "one-hot"
 
 
-def _fused_experts_biases(experiment: Experiment) -> bool:
-    model, plan = experiment.model, experiment.plan
-    mxfp8 = plan.precision.products == "fp8" and plan.precision.fp8_scaling == "blocks"
-    biased = isinstance(model, Transformer) and model.experts > 0 and model.bias
-    return biased and mxfp8 and plan.experts == "fused"
-
-
 def _axes(experiment: Experiment) -> bool:
     plan = experiment.plan
     return sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 1
@@ -247,7 +240,6 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     "framework.moe_multihot_fusion": _deep_ep,
     "framework.moe_capacity_factor": _one_hot,
     "framework.moe_paged_stash": _experts,
-    "framework.moe_bias_sums": _fused_experts_biases,
     "plan.order": _axes,
     "framework.cp_style": _context,
     "plan.recompute.layers": _computed_again,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mpisim.kernels.operations import BYTES, Elementwise, GroupedGemm, GroupedGemmVariant
+from mpisim.kernels.operations import BYTES, Elementwise, GroupedGemm
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Task
@@ -202,13 +202,16 @@ def _paged_stash(kept: int) -> Operator:
     `PagedTensor` of Megatron-LM's megatron/core/transformer/moe/paged_stash.py, on a stream beside
     that of the pass, which waits for it before the next layer; back before the backward pass of
     the layer. What kernels beside the copies lose is taken to be the time that memory needs for
-    them, as with HybridEP's (:mod:`.hybrid_ep`), and that is all that is counted: Triton's kernel
-    alone reaches half of the memory's rate (github:NVIDIA/Megatron-LM, pull request 6414).
+    them, as with HybridEP's (:mod:`.hybrid_ep`), and that is all that is counted. It may be nothing
+    or twice as much, which is the error bar of these copies (`page_copies` of
+    ``data/calibration/kernel_variants.toml``).
     """
+
+    def copied(name: str) -> Compute:
+        return Compute(name, Elementwise(2 * kept, variant="page_copies"))
+
     return Operator(
-        "experts stash",
-        (elementwise("experts stash", 2 * kept),),
-        (elementwise("experts stash restored", 2 * kept),),
+        "experts stash", (copied("experts stash"),), (copied("experts stash restored"),)
     )
 
 
@@ -254,16 +257,9 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
     casts = s.quantised and not (s.dispatches_fp8 if name == FIRST_LINEAR else made)
     casts_back = s.quantised and not (made and name == FIRST_LINEAR)
 
-    def gemm(n: int, k: int, variant: GroupedGemmVariant | None = None) -> GroupedGemm:
+    def gemm(n: int, k: int) -> GroupedGemm:
         return GroupedGemm(
-            rows,
-            groups,
-            n,
-            k,
-            dtype=s.linear_format,
-            output=s.storage_format,
-            variant=variant,
-            ragged=ragged,
+            rows, groups, n, k, dtype=s.linear_format, output=s.storage_format, ragged=ragged
         )
 
     def launched(step: Compute) -> Compute:
@@ -276,8 +272,7 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
     forward: list[Task] = [cast_rows(name, rows * k)] if casts else []
     forward.append(launched(Compute(name, gemm(n, k))))
     backward: list[Task] = [cast_rows(f"{name} gradient", rows * n)] if casts_back else []
-    sums = _bias_sums(s) if name == SECOND_LINEAR else None
-    backward.append(launched(Compute(f"{name} input gradient", gemm(k, n, sums))))
+    backward.append(launched(Compute(f"{name} input gradient", gemm(k, n))))
     weights = f"{name} weight gradient"
     size = groups * n * k
     if s.is_megatron and s.plan.framework.fused:
@@ -307,17 +302,6 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
     return Operator(
         name, tuple(forward), tuple(backward), tuple(parameters), saved=s.operand_bytes(rows * k)
     )
-
-
-def _bias_sums(s: Shapes) -> GroupedGemmVariant | None:
-    """Variant of the kernel that makes the gradient of the activation's inputs and adds it up.
-
-    Fused experts in MXFP8 alone have it (``grouped_gemm_dglu`` of github:NVIDIA/cudnn-frontend).
-    """
-    blocks = s.linear_format == "fp8" and s.plan.precision.fp8_scaling == "blocks"
-    if not (s.model.bias and blocks and s.plan.experts == "fused"):
-        return None
-    return "blocks_bias_sums" if s.plan.framework.moe_bias_sums == "memory" else None
 
 
 def _output_bias(s: Shapes, routing: Routing) -> Operator:

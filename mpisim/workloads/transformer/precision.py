@@ -355,7 +355,7 @@ def _fp8_variant(step: Task, variant: Literal["split", "blocks"]) -> Task:
     if not isinstance(step, Compute):
         return step
     kernel = step.kernel
-    if isinstance(kernel, Gemm | GroupedGemm) and kernel.dtype == "fp8" and kernel.variant is None:
+    if isinstance(kernel, Gemm | GroupedGemm) and kernel.dtype == "fp8":
         return replace(step, kernel=replace(kernel, variant=variant))
     return step
 
