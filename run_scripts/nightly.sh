@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What takes too long for every change: every bad input and every test of several processes on every MPI,
 # ten minutes of damaged files, jobs under Slurm, frameworks that are captured (get_frameworks.sh: 7 GB),
-# the blocks of the documentation that take minutes, the whole validation. Needs measured data (MPISIM_SHARED, or ../shared). Exits with an error
-# if any part fails, after running them all.
+# the blocks of the documentation that take minutes, the whole validation. Needs measured data
+# (MPISIM_SHARED, or ../shared). Exits with an error if any part fails, after running them all.
 #
 #   bash run_scripts/nightly.sh
 set -uo pipefail

@@ -45,7 +45,7 @@ if [ ! -f .venv/mpisim.stamp ] || [ ! -f mpisim/built.stamp ] || [ "$now" != "$(
     fi
     pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet)
     # Side by side: one process fetches and unpacks what is required, others compile, for as long.
-    mapfile -t required < <("$python" - "$extras" << 'EOF'
+    listed="$("$python" - "$extras" << 'EOF'
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 names = sys.argv[1].split(",")
@@ -57,7 +57,8 @@ for name in names:
         else:
             print(each)
 EOF
-    )
+    )" # whose failure ends the script, as that of a process that mapfile reads from would not
+    mapfile -t required <<< "$listed"
     "${pip[@]}" install "${required[@]}" &
     packages=$!
     "${pip[@]}" install --no-deps -e . || { kill "$packages"; exit 1; }

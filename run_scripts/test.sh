@@ -2,11 +2,12 @@
 # Every check of a change: set up, lint, types, headline errors against measured data (without arguments
 # only), the tests in one process, then those that are about several processes on 2 and on 4 with Open
 # MPI 5, those of all kinds of MPI calls on 2 with Open MPI 4.1 and with MPICH, how runs end under the
-# launchers of these two, and the digests of all three. Exits with an error if any part fails, after running them all. An MPI
-# (with_mpi.sh) or PyTorch that cannot be had here is said and left out; of an MPI that is an error, too,
-# where CI is set. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that some
-# tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium (get_browser.sh),
-# openmpi-bin (with_mpi.sh). PyTorch comes from PyPI (get_torch.sh), beside the parts before the tests.
+# launchers of these two, and the digests of all three. Exits with an error if any part fails, after
+# running them all. An MPI (with_mpi.sh) or PyTorch that cannot be had here is said and left out; of an
+# MPI that is an error, too, where CI is set. What takes longer runs in nightly.sh. As root on Debian or
+# Ubuntu, packages that some tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium
+# (get_browser.sh), openmpi-bin (with_mpi.sh). PyTorch comes from PyPI (get_torch.sh), beside the parts
+# before the tests.
 #
 #   bash run_scripts/test.sh [arguments for pytest, given to each of its runs]
 set -uo pipefail
@@ -19,9 +20,11 @@ mkdir -p build
     bash run_scripts/get_browser.sh
 } > build/packages.log 2>&1 &
 packages=$!
-bash run_scripts/setup.sh || exit 1
-wait "$packages"
+bash run_scripts/setup.sh
+ready="$?"
+wait "$packages" # if setup.sh failed, too: apt-get that is stopped leaves packages half installed
 cat build/packages.log
+[ "$ready" = 0 ] || exit 1
 source run_scripts/env.sh
 export PATH="$PWD/.venv/bin:$PATH"
 
@@ -64,12 +67,12 @@ for processes in 2 4; do
     part "tests, $processes processes" mpirun -n "$processes" pytest "${quiet[@]}" "$@"
 done
 
-# What an MPI library can change: its calls of every kind, each made here as the engine, results, exports
-# and the status of runs make it. What the others compare, each process finds out for itself, or with the
+# What an MPI library can change: its calls of every kind, each made here as the engine, results, exports,
+# the status of runs and groups of processes (samples) make it. What the others compare, each process finds out for itself, or with the
 # same calls: nightly.sh has all.
 calls=()
 for name in engine_digest engine_processes engine_reference export_parts gather job_runs monitor overlap \
-    page_payload parallel processes reductions replay results_reader results_writer windows; do
+    page_payload parallel processes reductions replay results_reader results_writer samples windows; do
     [ "$#" -gt 0 ] || calls+=("tests/test_$name.py")
 done
 # How runs end under the launchers is mostly waited for: those of both beside one another.

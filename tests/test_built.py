@@ -1,5 +1,6 @@
 """Stale binaries: what is compiled is known in one place, and a change of it is noticed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,45 @@ def test_the_digest_needs_nothing_but_python(checkout):
     assert done.stdout == digest(checkout) + "\n"
     script = (REPOSITORY / "run_scripts" / "setup.sh").read_text()
     assert '"$python" mpisim/built.py' in script
+
+
+def test_a_setup_that_cannot_list_what_is_required_installs_nothing(tmp_path):
+    """A pyproject.toml without the extra ``test`` ends setup.sh before pip is called."""
+    for name in ("run_scripts/setup.sh", "mpisim/built.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    (tmp_path / "pyproject.toml").write_text(
+        "[project]\ndependencies = []\n[project.optional-dependencies]\nopenmpi = []\n"
+    )
+    called, programs = tmp_path / "called", tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "pip"):
+        (programs / name).write_text(
+            f'#!/bin/sh\n[ "$1" != --version ] || exec "{sys.executable}" --version\n'
+            f'echo "$@" >> "{called}"\n'
+        )
+        (programs / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "run_scripts/setup.sh"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "KeyError: 'test'" in done.stderr
+    assert not called.exists()
+    assert not (tmp_path / ".venv" / "mpisim.stamp").exists()
+
+
+def test_other_mpis_run_every_kind_of_call():
+    """Processes are put into groups (``Comm.Split``) by what test_samples.py calls."""
+    script = (REPOSITORY / "run_scripts" / "test.sh").read_text()
+    listed = script.partition("\nfor name in ")[2].partition("; do")[0].replace("\\", "").split()
+    files = [REPOSITORY / "tests" / f"test_{name}.py" for name in listed]
+    assert all(path.exists() for path in files)
+    assert any("sampled_steps" in path.read_text() for path in files)
 
 
 def test_these_binaries_are_those_of_these_sources():

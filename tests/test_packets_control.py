@@ -216,6 +216,17 @@ def test_first_windows_of_dctcp_double() -> None:
     assert found.duration == pytest.approx(2 * trip + way + 40 * packet, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "changes"), [("sigcomm2015", {"window_scales": "1"}), ("simai", {})]
+)
+def test_dctcp_has_no_windows_that_shrink_with_rates(
+    parameters: str, changes: dict[str, str]
+) -> None:
+    with pytest.raises(InputError, match=r"window_scales is 1: allowed with it: 0$"):
+        packet_settings(parameters, changes, congestion="dctcp")
+    packet_settings(parameters, {"window_scales": "0"}, congestion="dctcp")
+
+
 def test_dctcp_has_no_losses() -> None:
     with pytest.raises(InputError, match="dctcp's window follows marks alone; recovery is 'go-b"):
         packet_settings(congestion="dctcp", pfc=False, recovery="go-back-n")

@@ -154,3 +154,94 @@ def test_too_many_plans_are_refused() -> None:
     vary = {"plan.micro_batch": {"from": 1, "to": 64}, "plan.global_batch": {"from": 1, "to": 65}}
     with pytest.raises(InputError, match="4,160 combinations; at most 4,096 are gone through"):
         found(vary)
+
+
+EXPERIMENT = """
+[model]
+family = "gpt"
+layers = 4
+hidden = 256
+heads = 8
+vocab = 1024
+seq_len = 128
+[plan]
+global_batch = 32
+precision = "bf16"
+[cluster]
+preset = "dgx-a100"
+nodes = 2
+"""
+
+
+def test_the_list_of_kernels_replaces_no_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list and the figures are outputs alike: neither goes over the experiment or the other."""
+    file, new = tmp_path / "small.toml", tmp_path / "new.csv"
+    file.write_text(EXPERIMENT)
+    more = ["--overwrite", "--json", str(tmp_path / "figures.json")]
+    assert main(["profile", str(file), "--kernels", str(file), *more]) == 2
+    assert "--kernels would write over the input; name another file" in capsys.readouterr().err
+    assert file.read_text() == EXPERIMENT
+    assert main(["profile", str(file), "--kernels", str(new), "--json", str(new)]) == 2
+    assert "--kernels and --json name the same file" in capsys.readouterr().err
+    assert not new.exists()
+    assert main(["profile", str(file), "--overwrite"]) == 2
+    assert "a file to write: --kernels FILE or --json FILE" in capsys.readouterr().err
+
+
+def test_a_list_that_exists_is_replaced_when_asked_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, old = tmp_path / "small.toml", tmp_path / "old.csv"
+    file.write_text(EXPERIMENT)
+    old.write_text("as it was")
+    assert main(["profile", str(file), "--kernels", str(old)]) == 2
+    assert old.read_text() == "as it was"
+    assert main(["profile", str(file), "--kernels", str(old), "--overwrite"]) == 0
+    assert old.read_text().startswith("gpu,family,operation,median_us")
+    assert "is written; fill in median_us" in capsys.readouterr().out
+
+
+def test_what_an_option_varies_joins_what_the_file_varies(tmp_path: Path) -> None:
+    """As of `mpisim search`: keys of the file that no option names stay, others are replaced."""
+    file, figures = tmp_path / "small.toml", tmp_path / "figures.json"
+    file.write_text(EXPERIMENT + "[search.vary]\nplan.tp = [1, 2]\nplan.pp = [1, 2, 4]\n")
+    words = ["--vary", "plan.pp=1,2", "--vary", "plan.zero=0,1", "--json", str(figures)]
+    assert main(["profile", str(file), *words]) == 0
+    plans = {each["plan"] for each in json.loads(figures.read_text())["plans"]}
+    assert plans == {
+        f"tp {tp}, pp {pp}, zero {zero}" for tp in (1, 2) for pp in (1, 2) for zero in (0, 1)
+    }
+
+
+def test_what_does_not_fit_is_refused_as_a_run_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line names file, GiB and what would fit; ``run.allow_oom`` counts the plan."""
+    large = ["llama3-8b-8-h100", "--set", "plan.micro_batch=8", "--set", "plan.global_batch=64"]
+    assert main(["run", *large]) == 2
+    said = capsys.readouterr().err.partition("the plan does not fit into")[2]
+    assert main(["profile", *large]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert line.startswith("mpisim: error: llama3-8b-8-h100.toml: ")
+    assert line.endswith(f"the plan does not fit into{said}")
+    assert "--allow-oom simulates it all the same" in said
+    for allowed in (["--set", "run.allow_oom=true"], ["--allow-oom"]):
+        assert main(["profile", *large, *allowed]) == 0
+        assert "A step of 1 plan," in capsys.readouterr().out
+
+
+def test_of_many_plans_those_that_fit_are_counted(tmp_path: Path) -> None:
+    """The others are listed with what they set, unless they are allowed."""
+    many = ["profile", "llama3-8b-8-h100", "--vary", "plan.micro_batch=1,8", "--json"]
+    few, all_of_them = tmp_path / "few.json", tmp_path / "all.json"
+    words = ["--set", "plan.global_batch=64"]
+    assert main([*many, str(few), *words]) == 0
+    found = json.loads(few.read_text())
+    assert [each["plan"] for each in found["plans"]] == ["micro_batch 1"]
+    (reason,) = found["refused"]
+    assert reason.startswith("micro_batch 8: the plan does not fit into ")
+    assert main([*many, str(all_of_them), *words, "--allow-oom"]) == 0
+    found = json.loads(all_of_them.read_text())
+    assert [each["plan"] for each in found["plans"]] == ["micro_batch 1", "micro_batch 8"]
+    assert not found["refused"]

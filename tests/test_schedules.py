@@ -15,112 +15,11 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_schedules import TIME, in_flight, pipelines, simulate, spell
 
 from mpisim.base.errors import InputError
 from mpisim.program import Phase
-from mpisim.schedules import SCHEDULES, Action, Pipeline, ScheduleName, pipeline
-
-# --- helpers ------------------------------------------------------------------------------------
-
-
-def spell(pipe: Pipeline, stage: int) -> str:
-    """Write a stage's actions: F, B (I of the inputs alone), W, the micro-batch, the chunk a, b...
-
-    ``&`` stands before an action that overlaps the one before it.
-    """
-    letters = {Phase.FORWARD: "F", Phase.BACKWARD: "B", Phase.WEIGHT: "W"}
-    return " ".join(
-        "&" * action.paired
-        + ("I" if action.split else letters[action.phase])
-        + str(action.micro_batch)
-        + ("abcdefgh"[action.chunk] if pipe.chunks > 1 else "")
-        for action in pipe.actions[stage]
-    )
-
-
-def together(actions: tuple[Action, ...]) -> list[list[Action]]:
-    """Return the actions of a stage, those that overlap in one list."""
-    groups: list[list[Action]] = []
-    for action in actions:
-        if action.paired:
-            groups[-1].append(action)
-        else:
-            groups.append([action])
-    return groups
-
-
-def simulate(pipe: Pipeline, times: dict[str, int]) -> list[int]:
-    """Return how long each stage idles in a step: longest paths, messages taking no time.
-
-    `times` of F, I (backward of the inputs), W, and F&B, of one chunk.
-    """
-    ends: dict[tuple[Phase, int, int, int], int] = {}
-
-    def needed(stage: int, action: Action) -> tuple[Phase, int, int, int] | None:
-        phase, chunk, i = action.phase, action.chunk, action.micro_batch
-        if phase is Phase.WEIGHT:
-            return Phase.BACKWARD, stage, chunk, i
-        of_input = phase is Phase.FORWARD
-        source = pipe.previous(stage, chunk) if of_input else pipe.next(stage, chunk)
-        if source is not None:
-            return phase, *source, i
-        return None if of_input else (Phase.FORWARD, stage, chunk, i)
-
-    def lasts(group: list[Action]) -> int:
-        if len(group) == 2:
-            return times["F&B"]
-        action = group[0]
-        if action.phase is Phase.FORWARD:
-            return times["F"]
-        if action.phase is Phase.WEIGHT:
-            return times["W"]
-        return times["I"] + (0 if action.split else times["W"])
-
-    todo = [together(actions) for actions in pipe.actions]
-    position, now, busy = [0] * pipe.stages, [0] * pipe.stages, [0] * pipe.stages
-    moved = True
-    while moved:
-        moved = False
-        for stage in range(pipe.stages):
-            while position[stage] < len(todo[stage]):
-                group = todo[stage][position[stage]]
-                needs = [need for action in group if (need := needed(stage, action)) is not None]
-                if any(need not in ends for need in needs):
-                    break
-                busy[stage] += lasts(group)
-                now[stage] = max([now[stage], *(ends[need] for need in needs)]) + lasts(group)
-                for action in group:
-                    ends[action.phase, stage, action.chunk, action.micro_batch] = now[stage]
-                position[stage] += 1
-                moved = True
-    assert position == [len(groups) for groups in todo], "deadlock"
-    return [max(now) - spent for spent in busy]
-
-
-def in_flight(pipe: Pipeline, stage: int = 0) -> int:
-    """Return the most chunks whose activations a stage keeps."""
-    return pipe.peak(stage, [1] * pipe.chunks)
-
-
-@st.composite
-def pipelines(draw: st.DrawFn) -> Pipeline:
-    """Return any schedule with any numbers it can work with."""
-    name = draw(st.sampled_from(sorted(SCHEDULES)))
-    if name == "chimera":
-        return pipeline(name, 2 * draw(st.integers(1, 5)), 2 * draw(st.integers(1, 14)))
-    if name == "dualpipe":
-        stages = 2 * draw(st.integers(1, 5))
-        return pipeline(name, stages, 2 * draw(st.integers(stages, 2 * stages + 3)))
-    if name == "interleaved":
-        stages, chunks = draw(st.integers(2, 6)), draw(st.integers(2, 5))
-        group = draw(st.integers(stages, 2 * stages))
-        rest = draw(st.sampled_from([0, *range(stages, group)]))
-        m = group * draw(st.integers(1, 3)) + rest
-        return pipeline(name, stages, m, chunks, group=group)
-    return pipeline(name, draw(st.integers(1, 8)), draw(st.integers(1, 24)))
-
-
-TIME = st.integers(1, 50)
+from mpisim.schedules import SCHEDULES, Pipeline, ScheduleName, pipeline
 
 
 def test_every_schedule_can_be_named_in_a_plan() -> None:
@@ -199,45 +98,6 @@ def test_zb_h1_by_hand() -> None:
     ]
     few = pipeline("zb-h1", stages=4, micro_batches=2)
     assert spell(few, 3) == "F0 I0 F1 I1 W0 W1"
-
-
-def test_chimera_by_hand() -> None:
-    """The figure of the paper: four stages, four micro-batches; and a unit behind the first."""
-    pipe = pipeline("chimera", stages=4, micro_batches=4)
-    assert [spell(pipe, stage) for stage in range(4)] == [
-        "F0a F1a F2b B2b F3b B3b B0a B1a",
-        "F0a F2b F1a F3b B2b B0a B3b B1a",
-        "F2b F0a F3b F1a B0a B2b B1a B3b",
-        "F2b F3b F0a B0a F1a B1a B2b B3b",
-    ]
-    two = pipeline("chimera", stages=4, micro_batches=8)
-    assert spell(two, 0) == ("F0a F1a F4b B4b F5b B5b B0a F2a B1a F3a F6b B6b F7b B7b B2a B3a")
-
-
-def test_dualpipe_by_hand() -> None:
-    """The eight steps of dualpipe.py, worked through for four stages and eight micro-batches."""
-    pipe = pipeline("dualpipe", stages=4, micro_batches=8)
-    assert [spell(pipe, stage) for stage in range(4)] == [
-        "F0a F1a F2a F4b I4b W4b F5b F3a &B5b F6b &B0a B6b F7b &B1a B7b I2a W2a I3a W3a",
-        "F0a F4b F1a F5b F2a B4b F6b &B0a F3a &B5b F7b &B1a B6b B2a I7b I3a W7b W3a",
-        "F4b F0a F5b F1a F6b B0a F2a &B4b F7b &B1a F3a &B5b B2a B6b I3a I7b W3a W7b",
-        "F4b F5b F6b F0a I0a W0a F1a F7b &B1a F2a &B4b B2a F3a &B5b B3a I6b W6b I7b W7b",
-    ]
-
-
-@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (6, 12), (8, 20), (16, 64)])
-def test_dualpipe_has_the_steps_of_the_published_code(stages: int, micro_batches: int) -> None:
-    """Counts of forwards, pairs and split backwards from step_1 ... step_8 of dualpipe.py."""
-    pipe = pipeline("dualpipe", stages, micro_batches)
-    for stage, actions in enumerate(pipe.actions):
-        half_rank = min(stage, stages - 1 - stage)
-        step_3 = step_5 = step_7 = stages // 2 - half_rank - 1
-        step_4 = micro_batches // 2 - stages + half_rank + 1
-        step_6 = step_8 = half_rank + 1
-        middle = stage in (stages // 2 - 1, stages // 2)
-        assert sum(a.paired for a in actions) == 2 * step_4 + step_5 - middle
-        assert sum(a.split for a in actions) == step_3 + step_6 + step_7
-        assert [a.phase for a in actions[-step_8:]] == [Phase.WEIGHT] * step_8
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
@@ -383,41 +243,6 @@ def test_bubble_of_zb_h1(p: int, more: int, f: int, i: int, w: int) -> None:
     assert idle == [(p - 1) * (f + i - min(f, i, w))] * p
     if w <= min(f, i):
         assert idle == [(p - 1) * (f + (i + w) - 2 * w)] * p
-
-
-@given(st.integers(1, 5), st.integers(1, 5), TIME, TIME)
-def test_bubble_of_chimera(half: int, units: int, f: int, b: int) -> None:
-    """p - 2 slots where F and B last equally long, for any number of units (arXiv:2107.06925, 3.1).
-
-    A single unit has p forwards and 2p - 2 backwards on its critical path where these last longer
-    (section 3.4: 6 and 10 for six stages), and every further one adds gaps of p - 2 differences.
-    """
-    p = 2 * half
-    idle = simulate(pipeline("chimera", p, units * p), {"F": f, "I": b, "W": 0})
-    if f == b:
-        assert idle == [(p - 2) * f] * p
-    if units == 1 and b >= f:
-        assert idle == [p * f + (2 * p - 2) * b - p * (f + b)] * p
-    assert idle == [(p - 2) * (max(f, b) + (units - 1) * abs(b - f))] * p
-
-
-@given(st.integers(1, 5), st.integers(0, 5), st.data())
-def test_bubble_of_dualpipe(half: int, more: int, data: st.DataObject) -> None:
-    """(p/2 - 1)(F&B + B - 3W) (DeepSeek-V3, table 2; README of deepseek-ai/DualPipe).
-
-    Exact for the two stages in the middle where a forward lasts as long as the backward of the
-    inputs and W no longer, as the table assumes; the other stages overlap less, work longer and
-    idle less.
-    """
-    p = 2 * half
-    f = data.draw(TIME, "F and backward of the inputs")
-    w = data.draw(st.integers(1, f), "W")
-    b = f + w
-    both = data.draw(st.integers(b, f + b), "F&B")
-    idle = simulate(
-        pipeline("dualpipe", p, 2 * p + 2 * more), {"F": f, "I": f, "W": w, "F&B": both}
-    )
-    assert idle[half - 1] == idle[half] == max(idle) == (half - 1) * (both + b - 3 * w)
 
 
 # --- what is kept -------------------------------------------------------------------------------

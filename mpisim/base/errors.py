@@ -20,6 +20,7 @@ __all__ = [
     "ProgramError",
     "TraceError",
     "UsageError",
+    "divides",
     "nearest",
     "one_of",
 ]
@@ -171,3 +172,25 @@ def one_of(name: str, allowed: Iterable[str], listed: str = "") -> str:
     if len(allowed) > MAX_LISTED and (near or listed):
         return near + (f"; {listed}" if listed else "")
     return f"{near}; allowed: {', '.join(allowed)}"
+
+
+def divides(name: str, value: int, by_name: str, by: int) -> None:
+    """Refuse a value that is not a multiple of another.
+
+    Parameters
+    ----------
+    name : str
+        Of the value, for the message.
+    value : int
+    by_name : str
+        Of the divisor, for the message.
+    by : int
+        Divisor, not 0.
+
+    Raises
+    ------
+    InputError
+        Naming both.
+    """
+    if value % by:
+        raise InputError(f"{name} is {value}, which is not a multiple of {by_name} = {by}")

@@ -54,6 +54,7 @@ OUTPUTS = (
     ("-o", "output"),
     ("--save-program", "save_program"),
     ("--save-tables", "save_tables"),
+    ("--kernels", "kernels"),
     ("--json", "json"),
     ("--csv", "csv"),
     ("--html", "html"),

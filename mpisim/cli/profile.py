@@ -7,8 +7,14 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_overwrite_option, add_set_option, check_outputs
-from .search import VARY, varied
+from .output import (
+    add_change_options,
+    add_json_option,
+    add_overwrite_option,
+    check_outputs,
+    experiment_changes,
+)
+from .search import add_vary_option, with_varied
 
 if TYPE_CHECKING:
     from ..search import SearchSpace
@@ -48,8 +54,8 @@ def add_parser(subparsers: Any) -> None:
         help="an experiment (TOML), or the name of one of mpisim list experiments; all plans of "
         "its table [search] are counted",
     )
-    add_set_option(parser)
-    parser.add_argument("--vary", metavar="KEY=VALUES", action="append", default=[], help=VARY)
+    add_change_options(parser)
+    add_vary_option(parser)
     parser.add_argument(
         "--most-ranks",
         type=int,
@@ -106,18 +112,15 @@ def _space(args: argparse.Namespace) -> SearchSpace:
     from .other_files import expected
 
     with expected([args.file], ("experiment",)):
-        source, tables = load_tables(args.file, args.set)
-    if args.vary:
-        search = tables.setdefault("search", {})
-        if isinstance(search, dict):
-            search["vary"] = dict(map(varied, args.vary))
+        source, tables = load_tables(args.file, experiment_changes(args))
+    tables = with_varied(tables, args.vary)
     if "search" in tables:
         return read_search(tables, source)
     return SearchSpace(with_sub_tables(tables, source), source, (), (), read_choice({}, source))
 
 
 def _lines(found: Profiling, most_ranks: int) -> list[str]:
-    """Return what is printed."""
+    """Events and plans → lines of the report: costs, what each plan adds, communications."""
     from ..base.text import aligned, counted, duration, percentage
 
     runs = [sum(many for _, many in each) for each in (found.kernels, found.communications)]
@@ -143,7 +146,7 @@ def _lines(found: Profiling, most_ranks: int) -> list[str]:
         lines.append(f"If every plan were timed for itself it would be {alone}.")
     if found.refused:
         many = counted(len(found.refused), "combination")
-        lines.append(f"Left out: {many}, the first since {found.refused[0]}")
+        lines.append(f"Left out: {many}, the first with {found.refused[0]}")
     if len(found.plans) > 1:
         rows = [("plan", "step", "GPU time", "new kernels", "new communications", "adds")]
         rows += [
@@ -224,7 +227,7 @@ def _cell(value: object) -> str:
 
 
 def _figures(found: Profiling) -> dict[str, Any]:
-    """Return what is written as JSON; times in seconds."""
+    """Events and plans → figures for ``--json``: each event and plan; times in seconds."""
     return {
         "gpu_seconds": found.cost / 1e12,
         "direct_gpu_seconds": found.direct / 1e12,

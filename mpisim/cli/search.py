@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..search import Answer, SearchSpace
     from ..search.records import Records
 
-__all__ = ["VARY", "add_parser", "run", "varied"]
+__all__ = ["add_parser", "add_vary_option", "run", "with_varied"]
 
 EXAMPLES = """\
 examples:
@@ -34,12 +35,6 @@ examples:
   mpisim search mine.toml --set job.tokens=1T --limit job_time='30 days' --objective job_usd \\
       --vary cluster.preset=dgx-h100,dgx-a100 --vary cluster.nodes=32..96..32
 """
-
-VARY = (
-    "vary a key, as plan.tp=1,2,4, plan.pp=auto, cluster.nodes=8..64..8; 'auto' alone varies the "
-    "plan; may be repeated"
-)
-"""Help of ``--vary``."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -56,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
         "file", metavar="FILE", nargs="?", help="an experiment, which may have a table [search]"
     )
     add_set_option(parser)
-    parser.add_argument("--vary", metavar="KEY=VALUES", action="append", default=[], help=VARY)
+    add_vary_option(parser)
     parser.add_argument(
         "--objective",
         metavar="NAME",
@@ -91,6 +86,18 @@ def add_parser(subparsers: Any) -> None:
     add_overwrite_option(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
+
+
+def add_vary_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--vary``: see `with_varied`."""
+    parser.add_argument(
+        "--vary",
+        metavar="KEY=VALUES",
+        action="append",
+        default=[],
+        help="vary a key, as plan.tp=1,2,4, plan.pp=auto, cluster.nodes=8..64..8; 'auto' alone "
+        "varies the plan; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -193,13 +200,9 @@ def _begun(args: argparse.Namespace) -> tuple[SearchSpace, Records | None]:
         for text in args.limit:
             name, most = _limit(text)
             search[f"max_{name}"] = most
-        for text in args.vary:
-            key, values = varied(text)
-            if not isinstance(search.get("vary"), dict):
-                search["vary"] = {}
-            search["vary"][key] = values
         if not search:
             del tables["search"]
+    tables = with_varied(tables, args.vary)
     changes = tuple(each for each in args.set if changed_key(each)[0] != "search")
     return replace(read_search(tables, source), changes=changes), None
 
@@ -221,7 +224,32 @@ def _limit(text: str) -> tuple[str, Any]:
     return name, _parsed(most)
 
 
-def varied(text: str) -> tuple[str, Any]:
+def with_varied(tables: dict[str, Any], options: Sequence[str]) -> dict[str, Any]:
+    """Tables of a file, options ``--vary`` → the tables with these keys in ``[search.vary]``.
+
+    Keys that the file varies and no option names stay.
+
+    Parameters
+    ----------
+    tables : dict
+    options : sequence of str
+        Each KEY=VALUES, or ``auto``.
+
+    Raises
+    ------
+    UsageError
+        If an option is not of the form.
+    """
+    given = dict(map(_varied, options))
+    search = tables.get("search", {})
+    if not given or not isinstance(search, dict):  # what is no table is refused where it is read
+        return tables
+    known = search.get("vary")
+    vary = {**known, **given} if isinstance(known, dict) else given
+    return {**tables, "search": {**search, "vary": vary}}
+
+
+def _varied(text: str) -> tuple[str, Any]:
     """Return the key and the values of an option ``--vary``."""
     if text == "auto":
         return "plan", "auto"

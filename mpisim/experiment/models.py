@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.schema import Limits
-from .transformer import USUAL_LENGTH, Classes, Count, Large, Transformer, divides
+from .transformer import USUAL_LENGTH, Classes, Count, Large, Transformer
 
 __all__ = [
     "FAMILIES",
@@ -22,7 +22,6 @@ __all__ = [
     "Dlrm",
     "Model",
     "Transformer",
-    "divides",
     "image_length",
     "model_key",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from ..base.errors import InputError
+from ..base.errors import InputError, divides
 from ..base.frozen import frozen
 from ..base.schema import Limits
 from ..kernels.activations import ACTIVATIONS, ActivationName
@@ -22,7 +22,6 @@ __all__ = [
     "Count",
     "Large",
     "Transformer",
-    "divides",
 ]
 
 USUAL_LENGTH = 8192
@@ -489,25 +488,3 @@ class Transformer:
     def samples(self) -> str:
         """Plural of what a batch is counted in: ``sequences`` or ``images``."""
         return "images" if self.family == "vit" else "sequences"
-
-
-def divides(name: str, value: int, by_name: str, by: int) -> None:
-    """Refuse a value that is not a multiple of another.
-
-    Parameters
-    ----------
-    name : str
-        Of the value, for the message.
-    value : int
-    by_name : str
-        Of the divisor, for the message.
-    by : int
-        Divisor, not 0.
-
-    Raises
-    ------
-    InputError
-        Naming both.
-    """
-    if value % by:
-        raise InputError(f"{name} is {value}, which is not a multiple of {by_name} = {by}")

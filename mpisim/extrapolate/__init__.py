@@ -42,6 +42,8 @@ Traces of several ranks have a parallel plan already, and grow along its axes:
 
 `parallel_axes`, `parallel_structure`
     Communicators of a job → axes with names; the grid that they form, and what each carries.
+`parallel_changes`
+    What is asked for, refused where no job allows it.
 `parallel_network`
     NCCL's model, calibrated by what the recording measured.
 `parallel_growth`

@@ -29,6 +29,7 @@ from ..replay.error import differences
 from ..results.step_times import step_of_job
 from .parallel_answer import Extrapolated
 from .parallel_axes import parse_layout
+from .parallel_changes import check_changes
 from .parallel_growth import Grown, grow
 from .parallel_optimizer import with_distributed_optimizer
 from .parallel_overlap import KernelsByName, KernelSlowdown, kernels_by_name
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from ..topo import Cluster
     from ..topo.nccl_network import NcclNetwork
 
-__all__ = ["Extrapolated", "check_changes", "extrapolate_parallel"]
+__all__ = ["Extrapolated", "extrapolate_parallel"]
 
 
 def extrapolate_parallel(
@@ -148,59 +149,6 @@ def extrapolate_parallel(
     return Extrapolated(
         structure, new.program, new.network, new, recorded, step, error, said, run.kernels
     )
-
-
-def check_changes(
-    cluster: Cluster | None,
-    layout: str = "",
-    *,
-    dp: int | None = None,
-    gpu: str | None = None,
-    distributed_optimizer: bool | None = None,
-    micro_batches: int | None = None,
-    stages: int | None = None,
-    schedule: str | None = None,
-    chunks: int | None = None,
-    calibration: str | None = None,
-) -> None:
-    """Refuse changes of which no job needs to be known to see that they cannot be made. Local.
-
-    Parameters
-    ----------
-    cluster, layout, dp, gpu, distributed_optimizer, micro_batches, stages, schedule, chunks
-        As of `extrapolate_parallel`, and so `calibration`.
-
-    Raises
-    ------
-    UsageError
-        For a number that is too small, or a change for which no network is named.
-    InputError
-        For a layout that is none, or a GPU that is not known.
-    """
-    for option, number, least in (
-        ("--dp", dp, 1),
-        ("--micro-batches", micro_batches, 1),
-        ("--pp", stages, 2),
-        ("--vpp", chunks, 1),
-    ):
-        if number is not None and number < least:
-            raise UsageError(f"{option} is {number}; allowed is {least} or more")
-    if layout:
-        parse_layout(layout)
-    if gpu is not None:
-        find_gpu(gpu)
-    changes = {
-        "--gpu": gpu,
-        "--distributed-optimizer": distributed_optimizer,
-        "--micro-batches": micro_batches,
-        "--pp": stages,
-        "--schedule": schedule,
-        "--vpp": chunks,
-        "--calibration": calibration,
-    }
-    given = next((name for name, value in changes.items() if value is not None), None)
-    if given is not None and cluster is None:
-        raise UsageError(f"{given} is a change: --cluster says on which network")
 
 
 def _structure(job: TraceJob, whole: Program, layout: str) -> ParallelStructure:

@@ -12,7 +12,8 @@ from ..mpi.parallel import collective_errors
 from ..replay import read_job
 from ..replay.origin import is_origin, read_origin
 from ..topo import find_cluster
-from .parallel import Extrapolated, check_changes, extrapolate_parallel
+from .parallel import Extrapolated, extrapolate_parallel
+from .parallel_changes import check_changes
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -307,7 +307,7 @@ def unnamed_class(kind: str, zero: int, designs: Sequence[str]) -> str:
 
 
 def _unknown(prepared: PreparedExperiment) -> list[tuple[str, str]]:
-    """Return what no comparison has seen of an experiment: name of its error, key of its size.
+    """Experiment → errors of what no measured step has tested: name of each, key of its size.
 
     Of transformers: of other models the error of the model is that of few, unlike steps. What an
     experiment without a framework's name leaves open has an error of its own.

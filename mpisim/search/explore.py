@@ -79,10 +79,13 @@ class Candidates:
     Parameters
     ----------
     space : SearchSpace
+    allow_oom : bool, optional
+        Whether whoever prepares one is told of too little memory by its verdict alone; else that is
+        an error unless the experiment's own ``run.allow_oom`` is set.
     """
 
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
+    def __init__(self, space: SearchSpace, *, allow_oom: bool = True) -> None:
+        self._space, self._allow_oom = space, allow_oom
         self._shared: dict[str, _Shared] = {}
         self._hardware: dict[str, Hardware] = {}
         self._others = [at for at, key in enumerate(space.keys) if not key.startswith("plan.")]
@@ -104,7 +107,8 @@ class Candidates:
         shared = self._shared.get(others)
         if shared is None:
             experiment = experiment_of(tables, space.source)
-            experiment = replace(experiment, run=replace(experiment.run, allow_oom=True))
+            if self._allow_oom:
+                experiment = replace(experiment, run=replace(experiment.run, allow_oom=True))
             if experiment.profile is None:  # others set more than the plan
                 self._shared[others] = _Shared(experiment, space, tables)
         else:

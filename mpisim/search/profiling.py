@@ -142,7 +142,8 @@ class Profiling:
     communications : tuple of (CommunicationEvent, int)
         Likewise.
     refused : tuple of str
-        Why combinations are no plans, or do not fit into memory.
+        Why combinations are no plans, or do not fit into memory: what each sets, and the reason
+        for which ``mpisim run`` would refuse it.
     """
 
     plans: tuple[PlanCost, ...]
@@ -198,7 +199,7 @@ def profiling(
         raise InputError(
             f"{space.source}: {len(space):,} combinations; at most {MAX_PLANS:,} are gone through"
         )
-    candidates, networks = Candidates(space), NetworkCache()
+    candidates, networks = Candidates(space, allow_oom=False), NetworkCache()
     kernels: dict[KernelEvent, int] = {}
     communications: dict[CommunicationEvent, int] = {}
     known: dict[object, KernelEvent] = {}
@@ -209,14 +210,12 @@ def profiling(
             experiment, hardware = candidates.experiment(number)
             prepared = prepare(experiment, networks=networks)
         except InputError as error:
-            refused.append(str(error).removeprefix(f"{space.source}: "))
+            why = str(error).removeprefix(f"{space.source}: ")
+            refused.append(f"{space.described(number)}: {why}" if space.keys else why)
             continue
         finally:
             if progress is not None:
                 progress(number + 1)
-        if not prepared.memory.fits:
-            refused.append(f"{space.described(number)} does not fit into memory")
-            continue
         step = step_time(experiment, comm, networks=networks, memory=prepared.memory).picoseconds
         kernels_here = _added_up(_kernels(prepared, list(hardware.named), known))
         communications_here = _added_up(_communications(prepared, most_ranks))
@@ -238,7 +237,9 @@ def profiling(
             )
         )
     if not plans:
-        raise InputError(f"none of {len(space):,} combinations is a plan that fits: {refused[0]}")
+        raise InputError(
+            f"{space.source}: none of {len(space):,} combinations is a plan that fits: {refused[0]}"
+        )
     return Profiling(
         tuple(plans),
         tuple(sorted(kernels.items(), key=lambda each: -each[0].cost)),

@@ -274,6 +274,11 @@ class PacketSettings:
                 f"dctcp's window follows marks alone; recovery is {self.recovery!r}: allowed with "
                 "it: none"
             )
+        if self.congestion == "dctcp" and self.window_scales:
+            raise InputError(
+                "dctcp's window follows marks, and it has no rate; window_scales is 1: allowed "
+                "with it: 0"
+            )
         rates = (self.control.least, self.control.additive, self.control.hyper)
         for name, rate in zip(("min_rate", "rate_ai", "rate_hai"), rates, strict=True):
             if rate > self.reference_rate / PICOSECONDS:

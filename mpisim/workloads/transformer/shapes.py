@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpisim.base.errors import InputError
+from mpisim.base.errors import InputError, divides
 from mpisim.kernels.operations import ATTENTION_VARIANTS, BYTES, Attention, Precision, operand_bytes
 
 from ...base.frozen import frozen
-from ...experiment.models import Transformer, divides
+from ...experiment.models import Transformer
 from ...experiment.plan import Format, Plan
 from ...experiment.plan_options import WideModule
 from ..grid import Grid
