@@ -128,7 +128,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         close = close or sorted(longer, key=len)
     close = close or difflib.get_close_matches(name, allowed, n=1)
     close = close or [each for each in allowed if sorted(each) == sorted(name)]  # pt, tp
-    if not close and len(name) == 2:  # td: tp, but xp: none of dp, pp, tp
+    if not close and len(name) == 2 and name.isalpha():  # td: tp; xp: none of dp, pp, tp
         alike = [each for each in allowed if len(each) == 2 and _differ_by_one(each, name)]
         close = alike if len(alike) == 1 else []
     return f" (did you mean '{close[0]}'?)" if close else ""
