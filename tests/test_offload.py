@@ -8,7 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from mpi4py import MPI
 from offloaded import FSDP, GPT_13B, gpt_13b
@@ -18,7 +17,6 @@ from sharing import layer, stepped, told
 from mpisim import engine, simulate
 from mpisim.base.errors import InputError
 from mpisim.cli import main
-from mpisim.engine.critical_path import PieceKind
 from mpisim.experiment import Experiment, read
 from mpisim.job.checkpoint import checkpoint_of
 from mpisim.memory.host import host_memory
@@ -27,7 +25,6 @@ from mpisim.prediction.execution import execute
 from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.quantities import values_now, why_not
-from mpisim.program import Kind
 from mpisim.topo import find_cluster
 from mpisim.workloads import Workload, lay_out
 from mpisim.workloads.data_parallel.fsdp import ADD_ON_CPU
@@ -310,35 +307,6 @@ def test_what_the_cpu_does_has_the_error_bar_of_its_memory() -> None:
         if set(shares(piece)) == set(prepared.host.numbers(prepared.experiment.plan)):
             found.add(prepared.program.names[table.name[row]])
     assert found == {CPU_OPTIMIZER, ADD_ON_CPU}
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        {**FSDP, "overlap_dp": False},
-        {"dp_style": "fsdp", "zero": 3, "recompute": "full", "offload_activations": 3},
-    ],
-)
-def test_waiting_for_copies_is_not_computing(plan: dict[str, Any]) -> None:
-    """Copies between GPU and host are those of a copy engine, with their error bars."""
-    experiment = read(GPT_STEP.format(model="", plan="[plan]\nglobal_batch = 16"), "mine.toml")
-    keys = {"global_batch": 16, "micro_batch": 1, **plan}
-    prepared = prepare(replace(experiment, plan=plan_of(**keys)))
-    table, names = prepared.program.table_of(0), prepared.program.names
-    device = np.flatnonzero(table.is_device).tolist()
-    copies = [row for row in device if names[table.name[row]].endswith(" host")]
-    assert copies
-    assert {Kind(int(table.kind[row])) for row in copies} == {Kind.COPY}
-    assert all(table.bytes[row] > 0 for row in copies)
-    run = execute(prepared, MPI.COMM_SELF, critical_path=True)[0]
-    path, shares = run.critical_path, PathShares(prepared, run)
-    assert path is not None
-    awaited = (path.rank == 0) & np.isin(path.row, copies) & (path.kind == PieceKind.COPY)
-    assert awaited.any()
-    known = prepared.workload.pricing_of(0).shares
-    for piece in np.flatnonzero(awaited).tolist():
-        row = int(path.row[piece])
-        assert shares(piece) == known[names[table.name[row]], int(table.duration[row])]
 
 
 @pytest.mark.parametrize("name", ["host_memory_bandwidth", "pcie_bandwidth"])

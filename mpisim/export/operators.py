@@ -93,7 +93,7 @@ def _calls_around(prepared: PreparedExperiment, rank: int) -> Mapping[int, Seque
     pricing = prepared.workload.pricing_of(rank)
     batch = prepared.experiment.plan.micro_batch
     found: dict[int, Sequence[Around]] = {}
-    for row in np.flatnonzero(table.kind <= Kind.COPY).tolist():
+    for row in np.flatnonzero(table.kind == Kind.KERNEL).tolist():
         kernel = pricing.kernels.get((names[table.name[row]], int(table.duration[row])))
         if kernel is not None:
             found[row] = [Around("cpu_op", *call_of(kernel, batch), row)]

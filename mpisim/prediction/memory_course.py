@@ -97,7 +97,7 @@ class MemoryCourse:
         for (begin, end), moment in zip(spans, found.moments, strict=True):
             times += [begin, end]
             passes += [moment.during, moment.after]
-        last = np.flatnonzero((table.kind <= Kind.COPY) & (table.phase == Phase.OPTIMIZER))
+        last = np.flatnonzero((table.kind == Kind.KERNEL) & (table.phase == Phase.OPTIMIZER))
         updating = len(times) if len(last) else -1
         if len(last):
             times += [int(rows.begin[last].min()), int(rows.end[last].max())]

@@ -112,15 +112,13 @@ class PathShares:
             return dict.fromkeys(prepared.input_pipeline.numbers, 1.0)
         if kind is PieceKind.COPY and self.is_of_host_cpu(piece):
             return dict.fromkeys(prepared.host.numbers(prepared.experiment.plan), 1.0)
-        if kind not in (PieceKind.COMPUTE, PieceKind.COPY):
+        if kind is not PieceKind.COMPUTE:
             return {}
         pricing = prepared.workload.pricing_of(int(path.rank[piece]))
         shares = self._kernel(piece, pricing.shares)
-        if kind is PieceKind.COPY or not self._own_kernels:
-            return shares
-        if isinstance(self._kernel(piece, pricing.kernels), PRODUCTS):
-            return shares
-        return {**shares, OWN_KERNELS: 1.0}
+        if self._own_kernels and not isinstance(self._kernel(piece, pricing.kernels), PRODUCTS):
+            shares = {**shares, OWN_KERNELS: 1.0}
+        return shares
 
     def prepares_batch(self, piece: int) -> bool:
         """Whether a piece is the host loading the batch of the next step."""

@@ -29,8 +29,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpisim.kernels.operations import Copy
-
 from ..program import Flag, Kind, Mark, Names, Operation, Phase, TableBuilder
 from .block_cache import COMPUTE, BlockCache, Slots
 from .block_rows import BEFORE, LAST, PENDING, OperatorRows, RowBlock
@@ -265,16 +263,25 @@ class BlockBuilder:
             The row, in the block.
         """
         self._write_deferred()
+        estimate = self.pricing.estimate(task.name, task.kernel)
         state = self._pass
         awaited = [*state.pending, *state.rows_of(task.after), *waits]
         state.awaited.update(task.after)  # kernels run in order: no later one has to wait for these
-        state.last, duration = self._kernel(task, COMPUTE, awaited)
+        state.last = self._rows.kernel(
+            task.name,
+            COMPUTE,
+            estimate.duration,
+            waits=awaited,
+            gap=self.pricing.gap_before(task),
+            **self.pricing.launching_for(task),
+        )
+        self._block_launches(state.last)
         state.pending = []
         state.kernels[task.name] = state.last
         if task.kept:
             state.kept[task.kept] = state.last
         self.flops += task.kernel.flops
-        self.duration += duration
+        self.duration += estimate.duration
         return state.last
 
     def compute_beside(
@@ -297,7 +304,15 @@ class BlockBuilder:
         self._write_deferred()
         if waits is None:
             waits = [self._pass.last, *self._pass.pending]
-        row, _ = self._kernel(task, self.slots.stream(stream), waits)
+        row = self._rows.kernel(
+            task.name,
+            self.slots.stream(stream),
+            self.pricing.estimate(task.name, task.kernel).duration,
+            waits=waits,
+            gap=self.pricing.gap_before(task),
+            **self.pricing.launching_for(task),
+        )
+        self._block_launches(row)
         return row
 
     def compute_again(self, task: Compute, times: int) -> None:
@@ -585,29 +600,6 @@ class BlockBuilder:
             duration=self.duration,
             first_layer=first_layer,
         )
-
-    def _kernel(self, task: Compute, stream: int, waits: Iterable[int]) -> tuple[int, int]:
-        """Task, stream, rows to wait for → its row, and its duration in ps.
-
-        A copy to or from the host's memory is a COPY: it is the work of a copy engine, on no SM.
-        """
-        kernel = task.kernel
-        duration = self.pricing.estimate(task.name, kernel).duration
-        kind, size = Kind.KERNEL, -1
-        if isinstance(kernel, Copy) and kernel.path == "host":
-            kind, size = Kind.COPY, kernel.bytes
-        row = self._rows.kernel(
-            task.name,
-            stream,
-            duration,
-            waits=waits,
-            gap=self.pricing.gap_before(task),
-            bytes=size,
-            kind=kind,
-            **self.pricing.launching_for(task),
-        )
-        self._block_launches(row)
-        return row, duration
 
     def _collective(
         self, task: Communicate, waits: Iterable[int], latency: int | None = None
