@@ -20,7 +20,7 @@ from mpisim.formats import read_chakra, write_chakra
 from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.prediction.prepared_program import PreparedProgram, prepare_program, saved_program
 from mpisim.prediction.variation import with_changed_variation, with_variation
-from mpisim.program import Kind, Program, ProgramBuilder, save
+from mpisim.program import Program, ProgramBuilder, save
 from mpisim.program import load as load_program
 from mpisim.simulate import simulate
 
@@ -229,23 +229,6 @@ def test_copies_to_the_host_have_the_pace_of_the_link(offload: str, tmp_path: Pa
     assert digest(found) == expected != digest(again(path))
 
 
-def test_copies_that_the_file_changes_are_told(tmp_path: Path) -> None:
-    text = OFFLOADED.format(offload="activations = 3")
-    path = saved(prepare(read(text, "e.toml")), tmp_path / "step.h5")
-    program = load_program(path)
-    tables = [table for table in program.tables if table is not None]
-    copies = [(table.kind == Kind.COPY) & (table.bytes >= 0) for table in tables]
-    assert all(each.any() for each in copies)
-    slower = [
-        table.replace(duration=np.where(each, 2 * table.duration, table.duration))
-        for table, each in zip(tables, copies, strict=True)
-    ]
-    save(program.replace(tables=tuple(slower)), tmp_path / "edited.h5")
-    found = again(tmp_path / "edited.h5")
-    assert isinstance(found, PreparedExperiment)
-    assert any("kernels and copies are not as the experiment" in each for each in found.notes)
-
-
 def test_on_another_cluster_kernels_keep_their_times(small: Path) -> None:
     found = again(small, "cluster.preset=dgx-a100")
     assert isinstance(found, PreparedExperiment)
@@ -264,7 +247,7 @@ def test_rows_of_the_file_count_and_what_they_lack_is_said(small: Path, tmp_path
     save(program.replace(tables=(slower, *program.tables[1:])), tmp_path / "edited.h5")
     found = again(tmp_path / "edited.h5")
     assert isinstance(found, PreparedExperiment)
-    assert any("kernels and copies are not as the experiment" in each for each in found.notes)
+    assert any("kernels are not as the experiment" in each for each in found.notes)
     results = simulate(found)
     plain = simulate(again(small))
     assert results is not None

@@ -242,7 +242,7 @@ def _with_scaled_rows(program: Program, before: ScaleChoice, after: ScaleChoice)
 
 
 def _with_other_pace(program: Program, old: PreparedExperiment, new: PreparedExperiment) -> Program:
-    """Return a program whose kernels and copies are at the pace that other GPUs or links set."""
+    """Return a program whose products are at the pace that another choice of GPUs sets."""
     number = {name: i for i, name in enumerate(program.names)}
     tables = list(program.tables)
     kinds = new.workload.layout.gpu_of
@@ -252,11 +252,11 @@ def _with_other_pace(program: Program, old: PreparedExperiment, new: PreparedExp
             continue
         kind = 0 if kinds is None else int(kinds[users[0]])
         duration = table.duration.copy()
-        priced = table.kind <= Kind.COPY  # copies over the link to the host are priced, too
+        kernels = table.kind == Kind.KERNEL
         pricing = new.workload.pricings[kind]
         for (name, length), kernel in old.workload.pricings[kind].kernels.items():
             if name in number:
-                rows = priced & (table.name == number[name]) & (table.duration == length)
+                rows = kernels & (table.name == number[name]) & (table.duration == length)
                 duration[rows] = pricing.estimate(name, kernel).duration
         tables[i] = table.replace(duration=duration)
     return program.replace(tables=tuple(tables))
@@ -276,9 +276,7 @@ def _notes(
         if table is None or not len(users):
             continue
         known = base.workload.pricings[0 if kinds is None else int(kinds[users[0]])].kernels
-        # Copies over the link to the host have bytes; other COPY rows are work of the host's.
-        priced = (table.kind == Kind.KERNEL) | ((table.kind == Kind.COPY) & (table.bytes >= 0))
-        rows = np.flatnonzero(priced & (table.duration > 0))
+        rows = np.flatnonzero((table.kind == Kind.KERNEL) & (table.duration > 0))
         pairs, count = np.unique(
             np.stack([table.name[rows].astype(np.int64), table.duration[rows]], axis=1),
             axis=0,
@@ -289,8 +287,8 @@ def _notes(
             unknown += times * len(users) * ((program.names[name], length) not in known)
     if unknown:
         lines.append(
-            f"{unknown:,} of {total:,} kernels and copies are not as the experiment kept in the "
-            "program has them: their times have no error bar, and overlap does not slow them"
+            f"{unknown:,} of {total:,} kernels are not as the experiment kept in the program has "
+            "them: their times have no error bar, and overlap does not slow them"
         )
     return tuple(lines)
 
