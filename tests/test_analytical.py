@@ -359,7 +359,6 @@ def test_the_packaged_calibration():
         "attention_triton",
         "elementwise_block_scales",
         "elementwise_layout",
-        "elementwise_page_copies",
         "elementwise_row_copies",
         "elementwise_row_sums",
         "elementwise_scales_apart",

@@ -156,7 +156,6 @@ def test_formulas_take_plain_numbers(family):
         "elementwise_layout": Elementwise(10**6, variant="layout"),
         "elementwise_row_sums": Elementwise(10**6, variant="row_sums"),
         "elementwise_scales_apart": Elementwise(10**6, variant="scales_apart"),
-        "elementwise_page_copies": Elementwise(10**6, variant="page_copies"),
         "elementwise_slice_writes": Elementwise(10**6, variant="slice_writes"),
         "elementwise_widening": Elementwise(10**6, variant="widening"),
         "softmax": Softmax(4096, 1500),

@@ -413,32 +413,3 @@ def test_flags_of_xla() -> None:
     framework = load(None, ["framework.name=t5x", "plan.zero=0"])[1].plan.framework
     assert framework.bucket == 136_314_880  # --xla_gpu_all_reduce_combine_threshold_bytes
     assert not framework.stacked_layers
-
-
-@pytest.mark.parametrize(("graphs", "stashed"), [("true", True), ("false", False)])
-def test_what_experts_keep_goes_to_pages_where_graphs_hold_the_step(
-    graphs: str, stashed: bool
-) -> None:
-    text = """
-[model]
-preset = "gpt-oss-120b"
-[plan]
-ep = 64
-micro_batch = 4
-global_batch = 1280
-[plan.precision]
-products = "fp8"
-fp8_scaling = "blocks"
-[framework]
-name = "megatron-bridge"
-version = "26.06"
-recipe = "performance"
-[cluster]
-preset = "gb200-nvl72"
-nodes = 1
-gpus_per_node = 64
-nics = 64
-"""
-    assert read(text, "e.toml").plan.framework.moe_paged_stash
-    found = read(text, "e.toml", [f"framework.cuda_graphs={graphs}"]).plan.framework
-    assert found.moe_paged_stash is stashed

@@ -18,7 +18,6 @@ from mpisim.kernels.analytical.families import FORMULAS, VARIANTS
 from mpisim.kernels.measured.formats import COLLECTED_FAMILIES
 from mpisim.kernels.numbers import FILE, quantity
 from mpisim.kernels.operations import Attention, Elementwise, Gemm, Kernel, Norm
-from mpisim.kernels.slowdown.constants import class_of_family
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
@@ -109,20 +108,6 @@ def test_a_slice_written_by_xla_as_measured() -> None:
     assert duration == pytest.approx(344.6e6, rel=0.1)
     keys = model.estimate(Elementwise(size // 8, variant="slice_writes")).duration
     assert 0.65 < keys / 44.6e6 < 1
-
-
-def test_copies_to_pages_beside_other_kernels_are_known_to_a_half() -> None:
-    """Alone 468 us for 896 MiB on a GB300: github:NVIDIA/Megatron-LM, pull 6414."""
-    model = Analytical(find_gpu("gb300"))
-    size = 2 * 896 * 2**20
-    plain, found = (
-        model.estimate(Elementwise(size, variant=variant)) for variant in (None, "page_copies")
-    )
-    assert found.duration == plain.duration
-    assert class_of_family("elementwise_page_copies") == class_of_family("elementwise")
-    assert plain.error < 0.3
-    assert found.error >= 0.6
-    assert found.duration < 468e6 < (1 + 2 * found.error) * found.duration
 
 
 def test_a_cast_to_mxfp8_as_measured() -> None:

@@ -138,7 +138,6 @@ MIXED = DENSE | {
     "moe_router": st.sampled_from(["pytorch", "transformer-engine"]),
     "moe_router_fusion": st.booleans(),
     "moe_multihot_fusion": st.booleans(),
-    "moe_paged_stash": st.booleans(),
 }
 CLICKS: dict[str, Any] = {
     "dp": st.sampled_from([1, 2, 4]),

@@ -40,7 +40,7 @@ def test_dualpipe_by_hand() -> None:
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (6, 12), (8, 20), (16, 64)])
 def test_dualpipe_has_the_steps_of_the_published_code(stages: int, micro_batches: int) -> None:
-    """Counts of forwards, pairs and split backwards from step_1 ... step_8 of dualpipe.py."""
+    """Each part has as many passes as step_1 to step_8 of the authors' dualpipe.py."""
     pipe = pipeline("dualpipe", stages, micro_batches)
     for stage, actions in enumerate(pipe.actions):
         half_rank = min(stage, stages - 1 - stage)

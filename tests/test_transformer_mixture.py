@@ -369,17 +369,6 @@ def test_scales_of_blocks_are_put_in_order_before_products(
     assert [step.calls for step in fused.forward if isinstance(step, Compute)] == [0, 0]
 
 
-def test_what_experts_keep_is_copied_to_pages_and_back() -> None:
-    layer = block(TINY, ep=4, dp=4, etp=1, moe_paged_stash=True)
-    # 16 rows: 16 features in, 64 of both halves of the gate, 32 of its result, in bf16.
-    copied = 2 * 16 * 2 * (16 + 64 + 32)
-    stash = operator(layer, "experts stash")
-    assert lines(stash.forward) == [f"experts stash: {copied} bytes"]
-    assert lines(stash.backward) == [f"experts stash restored: {copied} bytes"]
-    names = [each.name for each in layer.operators]
-    assert names.index("dispatch") < names.index("experts stash") < names.index("combine")
-
-
 def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None:
     # Its kernels take 1.02 and 1.12 times as long as NCCL, to the experts and back.
     layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="hybrid-ep")

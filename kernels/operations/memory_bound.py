@@ -12,23 +12,14 @@ from .kernel import Kernel
 __all__ = ["Copy", "Elementwise", "ElementwiseVariant", "OptimizerStep"]
 
 ElementwiseVariant = Literal[
-    "block_scales",
-    "layout",
-    "page_copies",
-    "row_copies",
-    "row_sums",
-    "scales_apart",
-    "slice_writes",
-    "widening",
+    "block_scales", "layout", "row_copies", "row_sums", "scales_apart", "slice_writes", "widening"
 ]
 """Kernels that do not stream as fast as memory would let them.
 
 ``"block_scales"``: casts to MXFP8, with a scale for each block of 32 numbers; ``"layout"``:
-channels of images are moved to the end or back; ``"page_copies"``: Megatron-LM's copies of what
-experts keep to pages and back, beside other kernels; ``"row_copies"``: rows are copied to other
-places, each once or more often; ``"row_sums"``: rows from other places are added up;
-``"scales_apart"``: casts to NVFP4, behind which two kernels put the scales into the order that
-products read;
+channels of images are moved to the end or back; ``"row_copies"``: rows are copied to other places,
+each once or more often; ``"row_sums"``: rows from other places are added up; ``"scales_apart"``:
+casts to NVFP4, behind which two kernels put the scales into the order that products read;
 ``"slice_writes"``: XLA writes a result into its place in a larger array; ``"widening"``: PyTorch's
 operations on 16-bit numbers whose result is fp32.
 """

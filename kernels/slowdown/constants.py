@@ -32,7 +32,6 @@ _STREAMING = frozenset(
         "elementwise_block_scales",
         "elementwise_row_copies",
         "elementwise_layout",
-        "elementwise_page_copies",
         "elementwise_row_sums",
         "elementwise_scales_apart",
         "elementwise_widening",

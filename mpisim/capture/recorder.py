@@ -306,7 +306,7 @@ class Recorder:
 
     @contextmanager
     def reducer(self) -> Iterator[None]:
-        """Record in this block copies that compiled code of data parallelism launches."""
+        """Context in which recorded copies count as launched by DDP's reducer, in C++."""
         self._in_reducer = True
         try:
             yield

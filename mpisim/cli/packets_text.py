@@ -183,7 +183,7 @@ def _first_links(found: PacketRun) -> np.ndarray:
 
 
 def _heeds_marks(found: PacketRun) -> bool:
-    """Whether senders heed ECN: what nobody looks at is not reported."""
+    """Whether senders slow down for ECN marks, so that their share is worth printing."""
     return found.settings.congestion in ("dcqcn", "dctcp")
 
 

@@ -35,7 +35,8 @@ SHOWN = 12
 """Communications that are printed; the JSON file has all."""
 
 COLUMNS = ("gpu", "family", "operation", "median_us", "repeats", "predicted_us", "runs")
-"""Of the list of kernels: those by which `mpisim calibrate kernels` knows it, and two more."""
+"""Columns of the list of kernels: those that `mpisim calibrate kernels` needs, then the predicted
+time and the number of runs."""
 
 
 def add_parser(subparsers: Any) -> None:

@@ -210,10 +210,6 @@ class FrameworkOptions:
     moe_capacity : bool
         Whether every expert gets as many tokens as the next (``--moe-expert-capacity-factor`` with
         ``--moe-pad-expert-input-to-capacity``), so that no rank has to ask how many come.
-    moe_paged_stash : bool
-        Whether what experts keep for their backward pass is copied from buffers of fixed size to
-        pages of as many rows as came, and back (``--moe-paged-stash``): CUDA graphs of whole
-        iterations need such buffers where routing is free.
     """
 
     # Whose rules hold where an experiment says nothing.
@@ -291,7 +287,6 @@ class FrameworkOptions:
     moe_capacity_factor: Annotated[float, Limits(least=0.1, most=100)] = 1.0
     moe_multihot_fusion: bool = False
     moe_capacity: bool = False
-    moe_paged_stash: bool = False
 
     @property
     def dispatches_by_kernels(self) -> bool:

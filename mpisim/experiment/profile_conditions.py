@@ -92,8 +92,6 @@ class Where:
         Whether sequences are shared by tensor-parallel ranks.
     blocking : bool, optional
         Whether the CPU waits for each kernel it launches.
-    cuda_graphs : bool, optional
-        Whether CUDA graphs hold the kernels: ``framework.cuda_graphs``.
     style : str
         Whose rules data parallelism follows: ``framework.dp_style``, or what takes its place.
     replicas : bool, optional
@@ -117,7 +115,6 @@ class Where:
     experts: bool | None = None
     sp: bool | None = None
     blocking: bool | None = None
-    cuda_graphs: bool | None = None
     style: str = ""
     replicas: bool | None = None
     main_parameters: str = ""
@@ -210,10 +207,6 @@ def plan_holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
     if where.blocking is not None:
         framework = _table(tables, "framework")
         if where.blocking != framework.get("launch_blocking", False):
-            return False
-    if where.cuda_graphs is not None:
-        framework = _table(tables, "framework")
-        if where.cuda_graphs != framework.get("cuda_graphs", False):
             return False
     for name, allowed in where.words:
         if _word(name, tables, model) not in allowed:

@@ -29,7 +29,7 @@ from ..replay.error import differences
 from ..results.step_times import step_of_job
 from .parallel_answer import Extrapolated
 from .parallel_axes import parse_layout
-from .parallel_changes import check_changes
+from .parallel_changes import Changes, check_changes
 from .parallel_growth import Grown, grow
 from .parallel_optimizer import with_distributed_optimizer
 from .parallel_overlap import KernelsByName, KernelSlowdown, kernels_by_name
@@ -111,14 +111,16 @@ def extrapolate_parallel(
         check_changes(
             cluster,
             layout,
-            dp=dp,
-            gpu=gpu,
-            distributed_optimizer=distributed_optimizer,
-            micro_batches=micro_batches,
-            stages=stages,
-            schedule=schedule,
-            chunks=chunks,
-            calibration=calibration,
+            Changes(
+                dp=dp,
+                gpu=gpu,
+                distributed_optimizer=distributed_optimizer,
+                micro_batches=micro_batches,
+                stages=stages,
+                schedule=schedule,
+                chunks=chunks,
+                calibration=calibration,
+            ),
         )
     plain = replay(job, comm)
     whole = _whole(job.program, comm)

@@ -1,11 +1,11 @@
-"""What is asked for of a recorded job → refused, where the job need not be known to see that.
+"""Changes of a recorded job of several ranks, and which of them no job allows.
 
-Reading the files of a job takes longest: what cannot be is said before.
+Reading the files of a job takes longest, so what can be refused without them is refused before.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ..base.errors import UsageError
 from ..kernels import find_gpu
@@ -14,28 +14,45 @@ from .parallel_axes import parse_layout
 if TYPE_CHECKING:
     from ..topo import Cluster
 
-__all__ = ["check_changes"]
+__all__ = ["Changes", "check_changes"]
 
 
-def check_changes(
-    cluster: Cluster | None,
-    layout: str = "",
-    *,
-    dp: int | None = None,
-    gpu: str | None = None,
-    distributed_optimizer: bool | None = None,
-    micro_batches: int | None = None,
-    stages: int | None = None,
-    schedule: str | None = None,
-    chunks: int | None = None,
-    calibration: str | None = None,
-) -> None:
-    """Options of a changed job → nothing, or the error of the first that no job allows. Local.
+class Changes(TypedDict, total=False):
+    """What `extrapolate_parallel` changes of a job; None, or left out, is as recorded.
+
+    Attributes
+    ----------
+    dp, stages, micro_batches, chunks : int or None
+        Data-parallel replicas, pipeline stages, micro-batches a step, model chunks a stage.
+    gpu : str or None
+        Name or file of another GPU.
+    distributed_optimizer : bool or None
+    schedule : str or None
+        A name of `mpisim.schedules`.
+    calibration : str or None
+        A file of NCCL's calibrated constants.
+    """
+
+    dp: int | None
+    gpu: str | None
+    distributed_optimizer: bool | None
+    micro_batches: int | None
+    stages: int | None
+    schedule: str | None
+    chunks: int | None
+    calibration: str | None
+
+
+def check_changes(cluster: Cluster | None, layout: str, changes: Changes) -> None:
+    """Changes of a job → an error for the first that no job allows. Local.
 
     Parameters
     ----------
-    cluster, layout, dp, gpu, distributed_optimizer, micro_batches, stages, schedule, chunks
-        As of `extrapolate_parallel`, and so `calibration`.
+    cluster : Cluster or None
+        The new one, if one is named.
+    layout : str
+        As of `extrapolate_parallel`; "" if none is given.
+    changes : Changes
 
     Raises
     ------
@@ -45,26 +62,27 @@ def check_changes(
         For a layout that is none, or a GPU that is not known.
     """
     for option, number, least in (
-        ("--dp", dp, 1),
-        ("--micro-batches", micro_batches, 1),
-        ("--pp", stages, 2),
-        ("--vpp", chunks, 1),
+        ("--dp", changes.get("dp"), 1),
+        ("--micro-batches", changes.get("micro_batches"), 1),
+        ("--pp", changes.get("stages"), 2),
+        ("--vpp", changes.get("chunks"), 1),
     ):
         if number is not None and number < least:
             raise UsageError(f"{option} is {number}; allowed is {least} or more")
     if layout:
         parse_layout(layout)
+    gpu = changes.get("gpu")
     if gpu is not None:
         find_gpu(gpu)
-    changes = {
+    on_a_network = {
         "--gpu": gpu,
-        "--distributed-optimizer": distributed_optimizer,
-        "--micro-batches": micro_batches,
-        "--pp": stages,
-        "--schedule": schedule,
-        "--vpp": chunks,
-        "--calibration": calibration,
+        "--distributed-optimizer": changes.get("distributed_optimizer"),
+        "--micro-batches": changes.get("micro_batches"),
+        "--pp": changes.get("stages"),
+        "--schedule": changes.get("schedule"),
+        "--vpp": changes.get("chunks"),
+        "--calibration": changes.get("calibration"),
     }
-    given = next((name for name, value in changes.items() if value is not None), None)
+    given = next((name for name, value in on_a_network.items() if value is not None), None)
     if given is not None and cluster is None:
         raise UsageError(f"{given} is a change: --cluster says on which network")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
@@ -13,25 +13,12 @@ from ..replay import read_job
 from ..replay.origin import is_origin, read_origin
 from ..topo import find_cluster
 from .parallel import Extrapolated, extrapolate_parallel
-from .parallel_changes import check_changes
+from .parallel_changes import Changes, check_changes
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = ["GrownOrigin"]
-
-
-class _Changes(TypedDict):
-    """Changes of a job, as `extrapolate_parallel` takes them."""
-
-    dp: int | None
-    gpu: str | None
-    distributed_optimizer: bool | None
-    micro_batches: int | None
-    stages: int | None
-    schedule: str | None
-    chunks: int | None
-    calibration: str | None
 
 
 @frozen
@@ -109,7 +96,7 @@ class GrownOrigin:
                 None if name is None else find_cluster(name)
                 for name in (self.cluster, self.traced_cluster)
             ]
-            changes: _Changes = {
+            changes: Changes = {
                 "dp": self.dp,
                 "gpu": self.gpu,
                 "distributed_optimizer": self.distributed_optimizer,
@@ -119,7 +106,7 @@ class GrownOrigin:
                 "chunks": self.chunks,
                 "calibration": self.calibration,
             }
-            check_changes(clusters[0], self.layout, **changes)  # before the files are read
+            check_changes(clusters[0], self.layout, changes)  # before the files are read
         job = read_job(self.paths, comm, allow_missing=True)
         return extrapolate_parallel(
             job,

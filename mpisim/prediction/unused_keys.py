@@ -239,7 +239,6 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
     "framework.moe_multihot_fusion": _deep_ep,
     "framework.moe_capacity_factor": _one_hot,
-    "framework.moe_paged_stash": _experts,
     "plan.order": _axes,
     "framework.cp_style": _context,
     "plan.recompute.layers": _computed_again,

@@ -1,4 +1,4 @@
-"""Plans → what has to be timed once to know all of them, and what that costs beside running them.
+"""Plans → the distinct kernels and communications in them, and the GPU time to measure each once.
 
 Plans share most of their work: micro-batches, layers, ranks and replicas repeat the same kernels
 and messages. DistSim (arXiv:2306.08423, section 4) times each of them once, as an *event*:
@@ -43,7 +43,7 @@ RING = {Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER}
 
 
 class KernelEvent(NamedTuple):
-    """A kernel that is timed once.
+    """A distinct kernel of some plans, which is measured once.
 
     Attributes
     ----------
@@ -52,9 +52,9 @@ class KernelEvent(NamedTuple):
     kernel : Kernel or None
         Its description; None of work that has none, as a recorded kernel.
     name : str
-        Of the first row that it is.
+        Its name in the first plan that runs it.
     duration : int
-        ps.
+        Predicted time, in ps.
     """
 
     gpu: str
@@ -64,12 +64,12 @@ class KernelEvent(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """Time on all GPUs that it takes, in ps."""
+        """GPU time of one measurement, in ps: that of one GPU."""
         return self.duration
 
 
 class CommunicationEvent(NamedTuple):
-    """A communication that is timed once.
+    """A distinct communication of some plans, which is measured once.
 
     Attributes
     ----------
@@ -80,11 +80,11 @@ class CommunicationEvent(NamedTuple):
     nodes : int
         Over which they lie: 1, or 2 for more than one.
     duration : int
-        ps, with so many ranks.
+        Predicted time with `ranks` ranks, in ps.
     timed_ranks : int
-        Ranks that it is timed with.
+        Ranks that it is measured with.
     cost : int
-        Time on all GPUs that it takes, in ps.
+        GPU time of one measurement, in ps: its duration with `timed_ranks` ranks times these.
     """
 
     operation: Operation
@@ -100,7 +100,7 @@ Event = TypeVar("Event", KernelEvent, CommunicationEvent)
 
 
 class PlanCost(NamedTuple):
-    """A plan: what its step costs, and what it adds to the events of the plans before it.
+    """GPU time of a plan's step, and of the measurements that no plan before it needs.
 
     Attributes
     ----------

@@ -189,30 +189,9 @@ def _routed_experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
         out,
         *recompute_module(s, "moe_act", between),
     )
-    if s.plan.framework.moe_paged_stash:
-        operators = (*operators, _paged_stash(sum(each.saved for each in operators)))
     if model.bias and s.is_megatron and s.plan.experts != "fused":
         operators = (*operators, _output_bias(s, routing))
     return _pad_for_fp8(s, routing, operators)
-
-
-def _paged_stash(kept: int) -> Operator:
-    """Bytes that experts keep for their backward pass → copies of these to pages, and back.
-
-    `PagedTensor` of Megatron-LM's megatron/core/transformer/moe/paged_stash.py, on a stream beside
-    that of the pass, which waits for it before the next layer; back before the backward pass of
-    the layer. What kernels beside the copies lose is taken to be the time that memory needs for
-    them, as with HybridEP's (:mod:`.hybrid_ep`), and that is all that is counted. It may be nothing
-    or twice as much, which is the error bar of these copies (`page_copies` of
-    ``data/calibration/kernel_variants.toml``).
-    """
-
-    def copied(name: str) -> Compute:
-        return Compute(name, Elementwise(2 * kept, variant="page_copies"))
-
-    return Operator(
-        "experts stash", (copied("experts stash"),), (copied("experts stash restored"),)
-    )
 
 
 def _pad_for_fp8(
