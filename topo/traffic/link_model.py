@@ -185,7 +185,7 @@ class LinkModel:
         return group, link, weight
 
     def _highest_rates(self, pattern: Pattern, members: Ints, base: Ints) -> Ints:
-        """Groups whose members lie alike → highest rate of each, as `capacity`, if no link limits."""
+        """Groups whose members lie alike → highest rates, as `capacity` if no link limits."""
         rows, which = Arrangement(np.arange(len(base)), members, base).by_seat(self._gpus_per_node)
         return np.array([self._highest_rate(pattern, row) for row in rows], np.int64)[which]
 
