@@ -393,9 +393,9 @@ def _equal(line: str, other: str) -> bool:
 
 
 def _likeness(line: str, other: str) -> float:
-    return difflib.SequenceMatcher(
-        None, re.sub(r"\d+", "0", line), re.sub(r"\d+", "0", other)
-    ).ratio()
+    """Two lines → how alike they are, 0 to 1, where any number or digest is like any other."""
+    masked = [re.sub(r"\b[0-9a-f]{16,}\b|\d+", "0", each) for each in (line, other)]
+    return difflib.SequenceMatcher(None, *masked).ratio()
 
 
 # --- links --------------------------------------------------------------------------------------
