@@ -16,7 +16,7 @@ from mpisim.base.schema import check_value, field_of
 from mpisim.cli import main
 from mpisim.data import names
 from mpisim.experiment import Experiment, Transformer, load, read
-from mpisim.experiment.profiles import find_profile, named_in, profiles
+from mpisim.experiment.profiles import chosen_profile, find_profile, named_in, profiles
 from mpisim.experiment.tables import TABLES
 from mpisim.kernels.numbers import quantity
 from mpisim.prediction.execution import execute
@@ -83,7 +83,7 @@ def test_every_entry_sets_keys_that_there_are(name: str) -> None:
 
 
 def test_names_and_aliases_are_each_one_profile() -> None:
-    every = [word for each in profiles() for word in (each.name, *each.aliases)]
+    every = [word for each in profiles() for word in (each.name, *each.aliases, *each.programs)]
     assert len(every) == len(set(every))
     assert {"megatron-lm", "megatron-bridge", "nemo", "torchtitan", "deepspeed"} <= set(every)
     # Models of the repository Megatron-LM are Megatron-Core's since 2024.
@@ -91,10 +91,21 @@ def test_names_and_aliases_are_each_one_profile() -> None:
     assert {"megatron-deepspeed", "llm-foundry", "maxtext", "paxml", "t5x", "ddp"} <= set(every)
 
 
+def test_programs_have_the_profile_of_what_they_train_with() -> None:
+    tables = {"framework": {"name": "LLaMA Factory", "version": "4.51"}}
+    profile, version = chosen_profile(tables["framework"], "mine.toml")
+    assert (profile.name, version) == ("hf-transformers", (4, 51))
+    with pytest.raises(InputError, match="axolotl trains with Hugging Face transformers, whose"):
+        chosen_profile({"name": "axolotl", "version": "0.8"}, "mine.toml")
+
+
 @pytest.mark.parametrize(
     ("text", "name", "version"),
     [
         ("NeMo/Megatron-Core", "nemo", ""),
+        ("Axolotl 0.8", "hf-transformers", ""),
+        ("torchtune (PyTorch FSDP)", "fsdp", ""),
+        ("DeepSpeed (LLaMA-Factory)", "deepspeed", ""),
         ("Megatron-Bridge/Megatron-Core", "megatron-bridge", ""),
         ("NeMo AutoModel", "nemo-automodel", ""),
         ("NeMo 25.04", "nemo", "25.04"),

@@ -223,7 +223,10 @@ def _frameworks() -> Listing:
     from ..experiment.profiles import profiles
 
     rows = [
-        ((each.name, each.versions, str(len(each.entries)), each.title, each.url), each.aliases)
+        (
+            (each.name, each.versions, str(len(each.entries)), each.title, each.url),
+            (*each.aliases, *each.programs),
+        )
         for each in profiles()
     ]
     return Listing(

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..base.presets import SUFFIX, find_file, packaged
+from ..base.presets import SUFFIX, find_file, normalized_name, packaged, packaged_folder
 from ..base.schema import build
 from ..data import names
 from .models import Model
@@ -125,6 +125,8 @@ class Profile:
     host : str
         Its name under ``[host]`` of step constants (`mpisim.prediction.step_constants`).
     aliases : tuple of str
+    programs : tuple of str
+        Programs that train with it and have versions of their own.
     entries : tuple of (Entry, dict)
         In the order of the file, each with values by full key.
     by_date : bool
@@ -146,6 +148,7 @@ class Profile:
     url: str
     host: str
     aliases: tuple[str, ...]
+    programs: tuple[str, ...]
     entries: tuple[tuple[Entry, dict[str, Any]], ...]
     by_date: bool
     releases: Mapping[str, str]
@@ -236,6 +239,7 @@ class _Head:
     version_form: Literal["calendar", "semantic"] = "semantic"
     host: str = ""
     aliases: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
     releases: dict[str, str] = field(default_factory=dict)
     own_kernels: bool = False
     models: tuple[Literal["transformer", "cnn", "dlrm"], ...] = ()
@@ -283,14 +287,22 @@ def chosen_profile(chosen: Mapping[str, Any], source: str) -> tuple[Profile, Ver
     Raises
     ------
     InputError
-        As of `find_profile` and `Profile.version_of`.
+        As of `find_profile` and `Profile.version_of`; if the version of a program is older than
+        all of the framework that it trains with.
     """
-    profile = profile_of(chosen["name"], source)
-    return profile, profile.version_of(str(chosen.get("version", ""))) or NEWEST
+    name, given = chosen["name"], str(chosen.get("version", ""))
+    profile = profile_of(name, source)
+    version = profile.version_of(given) or NEWEST
+    if given and normalized_name(name) in profile.programs and profile.is_older(given):
+        raise InputError(
+            f"framework.version is {given!r}; {name} trains with {profile.title}, whose version is "
+            f"meant here: {profile.versions}"
+        )
+    return profile, version
 
 
 def find_profile(name: str) -> Profile:
-    """Name, alias or path of a framework's file → profile.
+    """Name, alias or path of a framework's file, or a program that uses it → profile.
 
     Parameters
     ----------
@@ -323,7 +335,8 @@ def profiles() -> Iterator[Profile]:
 def named_in(text: str) -> tuple[Profile, str] | None:
     """Text that names a framework → its profile, and the version that the text tells.
 
-    Names, titles and aliases count as whole words. The first framework in the text is the one that
+    Names, titles and aliases count as whole words; where there are none, so do programs, whose
+    versions are no framework's. The first framework in the text is the one that
     ran; those after it are what it is built on ("NeMo/Megatron-Core"). Of names that begin at one
     place the longest is meant ("NeMo AutoModel" is not NeMo). PyTorch is what all are built on,
     wherever it is named ("PyTorch 2.4 (FSDP)"); its version is that of its own parts.
@@ -345,7 +358,8 @@ def named_in(text: str) -> tuple[Profile, str] | None:
         if (match := _naming(name).search(text))
     ]
     if not found:
-        return None
+        programs = (name for name in _programs() if _naming(name).search(text))
+        return next(((find_profile(name), "") for name in programs), None)
     *_, name, version = max(found)
     profile = find_profile(name)
     if not version and any(each.startswith(f"{PLATFORM}-") for each in profile.aliases):
@@ -362,8 +376,15 @@ def _naming(name: str) -> re.Pattern[str]:
 
 
 @cache
+def _programs() -> dict[str, str]:
+    """Return programs that train with a framework, and the name of its profile."""
+    tables = packaged_folder(FOLDER)
+    return {each: name for name in tables for each in tables[name].get("programs", ())}
+
+
+@cache
 def _profile(name: str) -> Profile:
-    preset = find_file(name, FOLDER, "framework")
+    preset = find_file(_programs().get(normalized_name(name), name), FOLDER, "framework")
     return _built(preset.name, preset.table, preset.source)
 
 
@@ -390,8 +411,8 @@ def _built(name: str, contents: Mapping[str, Any], source: str) -> Profile:
         entries.append((entry, {".".join(key_path(k.split("."))): v for k, v in values.items()}))
     return Profile(
         name, head.title, head.versions, head.url, head.host or name, head.aliases,
-        tuple(entries), head.version_form == "calendar", MappingProxyType(dict(head.releases)),
-        head.own_kernels, head.models, head.parallel,
+        head.programs, tuple(entries), head.version_form == "calendar",
+        MappingProxyType(dict(head.releases)), head.own_kernels, head.models, head.parallel,
     )  # fmt: skip
 
 
