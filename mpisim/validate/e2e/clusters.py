@@ -58,7 +58,7 @@ class Chosen(NamedTuple):
 
 
 def choose(row: Row, source: str, settings: Settings) -> Chosen:
-    """Return the cluster for a row.
+    """Row → the cluster that it ran on, with what is assumed of it.
 
     Parameters
     ----------

@@ -149,7 +149,7 @@ class Skipped:
 def experiment_of(
     row: Row, settings: Settings, changes: Sequence[str] = (), *, profiles: bool = True
 ) -> Mapped | Skipped:
-    """Return a row as an experiment.
+    """Row → its experiment, or why there is none.
 
     What the row states counts; then the last of the rules that hold for it; then the profile of its
     framework (`mpisim.experiment.profiles`); then the defaults of experiments.
