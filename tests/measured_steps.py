@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpisim.validate.e2e import Mapped, Row, experiment_of, read, settings
 from mpisim.validate.e2e.rows import COLUMNS
 
 EXTRA = (
@@ -180,3 +181,15 @@ def table(path: Path, *rows: Mapping[str, Any], columns: tuple[str, ...] = COLUM
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def read_row(path: Path, base: Mapping[str, Any], **changes: Any) -> Row:
+    """A row with changed cells → as it is read from a table, written to `path`."""
+    return read(table(path, {**base, **changes}))[0]
+
+
+def mapped(row: Row) -> Mapped:
+    """A row → its experiment, by the rules that mpisim has; fails where there is none."""
+    found = experiment_of(row, settings())
+    assert isinstance(found, Mapped), found
+    return found

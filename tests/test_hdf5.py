@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisim.base.hdf5 import MAX_PLAIN_COLUMN, read_texts, write_texts
+from mpisim.base.hdf5_data import MAX_PLAIN_COLUMN, read_texts, write_texts
 
 TEXTS = st.lists(st.text(st.characters(), max_size=6), max_size=8)
 

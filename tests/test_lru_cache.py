@@ -1,4 +1,4 @@
-"""A least-recently-used cache with a byte budget."""
+"""A least-recently-used cache of limited size."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ def test_answers_are_right_and_never_take_more_than_allowed(asked: list[int], mo
 
 
 def test_what_was_asked_lately_stays() -> None:
-    kept: LruCache[str] = LruCache(2, lambda text: 1)
+    kept: LruCache[str] = LruCache(2)
     for n in (1, 2, 1, 3):
         kept.get(n, lambda: "x")
     assert [n for n in (1, 2, 3) if n in kept] == [1, 3]

@@ -122,9 +122,9 @@ def test_plain_h5py_reads_the_rows_of_all_processes(
     comm: Any, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With small chunks: most of every column is copied chunk by chunk."""
-    for module in ("base.hdf5", "results.write"):
+    for module in ("base.hdf5", "base.hdf5_data", "results.write"):
         monkeypatch.setattr(f"mpisim.{module}.CHUNK", 4)
-    monkeypatch.setattr("mpisim.base.hdf5.MAX_PLAIN_COLUMN", 1)
+    monkeypatch.setattr("mpisim.base.hdf5_data.MAX_PLAIN_COLUMN", 1)
     run = simulate(straggler(3 * comm.size, steps=3), comm, fold=False)
     write_results(run, shared_folder / "run.h5", comm=comm, timeline=True)
     rows = [run.rows(i) for i in range(len(run.hosted))]

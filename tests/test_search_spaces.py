@@ -256,8 +256,10 @@ def test_what_was_seen_before_changes_no_bound() -> None:
 
 
 def test_what_makes_room_changes_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MOST_NETWORKS", "MOST_PRICES", "MOST_TIMES"):
+    for name in ("MOST_NETWORKS", "MOST_PRICES", "MOST_PLACES"):
         monkeypatch.setattr(f"mpisim.search.bound.{name}", 1)
+    for name in ("MOST_CLASSES", "MOST_TIMES"):
+        monkeypatch.setattr(f"mpisim.search.layer_times.{name}", 1)
     kept = StepBounds()
     for tables in plans_of(0):
         assert bound_of(kept, tables) == bound_of(StepBounds(), tables), tables

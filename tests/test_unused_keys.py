@@ -13,15 +13,10 @@ from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, Plan, keys_of, read, with_keys
 from mpisim.experiment.plan_keys import short_key
 from mpisim.experiment.tables import TABLES
+from mpisim.prediction.effective_keys import EFFECTIVE_KEYS
 from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.prediction.statements import _worth_listing
-from mpisim.prediction.unused_keys import (
-    EFFECTIVE_KEYS,
-    _is_effective,
-    equivalent,
-    other_values,
-    unused_keys,
-)
+from mpisim.prediction.unused_keys import _is_effective, equivalent, other_values, unused_keys
 from mpisim.results import Results
 from mpisim.simulate import simulate
 

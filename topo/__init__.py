@@ -4,10 +4,11 @@ Read in this order.
 
 The machine
     ``topology`` (`Topology`: nodes, links and routes as arrays), ``routes`` (shortest-time routes
-    of any graph), ``nodes`` (the inside of a node), ``fabrics/`` (what joins nodes), ``assemble``
-    (nodes and fabric → topology), ``topology_files`` (a graph in TOML or GraphML → topology),
-    ``changes`` (links slowed or cut), ``cluster`` (`Cluster`: the file of a machine), ``speeds``,
-    ``scaled`` (a cluster with other bandwidths, by value or by factor), ``units``.
+    of any graph), ``nodes`` (what is in a node), ``node_graph`` (its links), ``fabrics/`` (what
+    joins nodes), ``assemble`` (nodes and fabric → topology), ``topology_files`` (a graph in TOML or
+    GraphML → topology), ``changes`` (links slowed or cut), ``cluster`` (`Cluster`: the file of a
+    machine), ``speeds``, ``scaled`` (a cluster with other bandwidths, by value or by factor),
+    ``units``.
 Collectives on links
     ``traffic/``: bytes and hops of each algorithm, summed over links, and what the links allow.
 NCCL
@@ -27,9 +28,9 @@ For people
     ``bounds`` (cuts, bisection, lower bounds), ``explain``, ``flows`` (the flows that a
     communication consists of), ``describe``; ``picture_contents``, ``draw``.
 
-To add a fabric, see ``fabrics``; a node, ``nodes``; an algorithm of a collective, ``traffic``; a
-network model, implement `Network` and name it in ``mpisim.experiment.NetworkChoice`` and
-``mpisim.prediction.network``.
+To add a fabric, see ``fabrics``; a kind of node, ``nodes``; an algorithm of a collective,
+``traffic``; a network model, implement `Network` and name it in ``mpisim.experiment.NetworkChoice``
+and ``mpisim.prediction.network``.
 """
 
 from .alpha_beta import AlphaBeta

@@ -13,7 +13,8 @@ from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 
 from .fabrics import Fabric, FabricGraph, Ports, build_fabric
-from .nodes import Node, NodeGraph, build_node_graph, hop_latency
+from .node_graph import NodeGraph, build_node_graph
+from .nodes import Node, hop_latency
 from .topology import Grid, LinkKind, LinkShift, NodeKind, Topology
 
 __all__ = ["assemble"]

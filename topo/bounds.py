@@ -55,7 +55,7 @@ class SamplePath:
 
 
 def sample_paths(topology: Topology) -> list[SamplePath]:
-    """Return routes from GPU 0 to GPUs 1, 2, 4, 8, … and the last."""
+    """Topology → routes from GPU 0 to GPUs 1, 2, 4, 8, … and the last."""
     n = topology.n_gpus
     others = [1 << i for i in range(n.bit_length()) if 1 << i < n - 1]
     others += [n - 1] if n > 1 else []
@@ -76,7 +76,7 @@ def sample_paths(topology: Topology) -> list[SamplePath]:
 
 
 def bisection(topology: Topology) -> float:
-    """Return the bandwidth from the first half of the GPUs to the second, bytes per second.
+    """Topology → bytes per second from the first half of the GPUs to the second.
 
     The largest flow over all links, by whatever ways; an upper bound of what routes can use.
     """
@@ -85,7 +85,7 @@ def bisection(topology: Topology) -> float:
 
 
 def max_flow(topology: Topology, sources: NDArray[np.int64], sinks: NDArray[np.int64]) -> float:
-    """Return the largest flow from some nodes to others, exact to 1 part in 10,000.
+    """Nodes of a topology → the largest flow to others, exact to 1 part in 10,000.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def max_flow(topology: Topology, sources: NDArray[np.int64], sinks: NDArray[np.i
 
 
 def rails(topology: Topology) -> dict[str, float]:
-    """Return the bandwidth of each port of a node (``"nic0"``) into the fabric, bytes per second.
+    """Topology → bytes per second of each port of a node (``"nic0"``) into the fabric.
 
     The least of all nodes. Nodes of the graph whose names are equal but for what stands before the
     first dot are the same port of different nodes.
@@ -161,7 +161,7 @@ class Cut(NamedTuple):
 
 
 def bytes_across_cut(operation: Operation, bytes: float, side: int, ranks: int) -> float:
-    """Return the bytes that must leave `side` of the ranks of a group for the others.
+    """Operation, bytes → bytes that must leave `side` of the ranks of a group for the others.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def cut_bound(
     members: Sequence[int],
     sides: Iterable[Sequence[int]] | None = None,
 ) -> Cut:
-    """Return the tightest lower bound of the time of a communication among some cuts.
+    """Communication, cuts → the tightest lower bound of its time among them.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ def partition_bound(
     *,
     reduced_in_network: bool = False,
 ) -> float:
-    """Return a lower bound of a time, where a group falls into equal parts, in seconds.
+    """Operation, a group of equal parts → lower bound of its time in seconds.
 
     Without reductions in switches the parts of an all-reduce send 2 (p - 1) buffers together, p of
     them: p - 1 to be summed up, p - 1 to be told the sum (Patarasuk, Yuan 2009). The links out of

@@ -26,7 +26,7 @@ _FACTOR = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(%|x)\s*")
 
 
 def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology:
-    """Return a topology with some links changed.
+    """Topology, changes of links → the changed topology.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class WithoutChange(NamedTuple):
 def without_each_change(
     topology: Topology, changes: Mapping[str, object]
 ) -> dict[str, WithoutChange | None]:
-    """Return the links of `apply_changes` without each one of the changes.
+    """Topology, changes → the links of `apply_changes` without each one of them.
 
     Parameters
     ----------

@@ -254,7 +254,7 @@ def _check_units(name: str, part: Node | Fabric | LatencyBandwidth | None) -> No
 
 
 def find_cluster(name: str | Path) -> Cluster:
-    """Return a cluster by name, or from a file.
+    """Name or path → cluster.
 
     Parameters
     ----------

@@ -244,7 +244,7 @@ class ExplainedNetwork(Protocol):
 def class_of(
     network: Network, members: Sequence[int], operation: Operation | None = None
 ) -> Hashable:
-    """Return the class of one communicator, for one operation or for any.
+    """Communicator → its class, for one operation or for any.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def class_of(
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
-    """Return the bytes each rank sends over its link, per byte of the full buffer.
+    """Operation, ranks → bytes each rank sends over its link, per byte of the full buffer.
 
     Ring all-reduce sends 2 (n - 1) / n, its two halves (reduce-scatter, all-gather) one half each;
     pipelined broadcast and reduce send everything once; all-to-all keeps 1 / n at home. Size over

@@ -28,7 +28,7 @@ OWN_LINKS = ("torus", "mesh", "wafer", "circuit")
 
 
 def scaled_cluster(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
-    """Return a cluster whose bandwidths and latencies are multiplied.
+    """Cluster, factors → the cluster with its bandwidths and latencies multiplied.
 
     A fabric that does not block follows its NICs. The links of one that is oversubscribed stay as
     they are, whatever the NICs.

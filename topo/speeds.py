@@ -13,6 +13,7 @@ from .units import parse_bandwidth
 
 if TYPE_CHECKING:
     from .cluster import Cluster
+    from .fabrics.fabric import Fabric
 
 __all__ = ["SPEEDS", "nic_bottleneck", "with_speeds"]
 
@@ -77,59 +78,60 @@ def with_speeds(
     >>> fast.node.nic_bandwidth.si
     100000000000.0
     """
+    chosen = {key: given[key] for key in SPEEDS if given.get(key) is not None}
+    if not chosen:
+        return cluster
+    if cluster.graph is not None:
+        raise InputError(
+            f"{label(next(iter(chosen)))} is given, but {cluster.title} lists its links in "
+            f"{cluster.graph}; set them there, or by network.changes"
+        )
+    node = cluster.node
+    assert node is not None  # only a graph does without
     changes: dict[str, Any] = {}
     others: dict[str, Any] = {}
     stated = []
-    for key in SPEEDS:
-        value = given.get(key)
-        if value is None:
-            continue
-        if cluster.graph is not None:
-            raise InputError(
-                f"{label(key)} is given, but {cluster.title} lists its links in {cluster.graph}; "
-                "set them there, or by network.changes"
-            )
-        assert cluster.node is not None  # only a graph does without
+    for key, value in chosen.items():
+        where = label(key)
         if key == "gpus_per_node":
-            if cluster.node.kind == "direct":
-                raise InputError(f"{label(key)}: {cluster.title} {WITHOUT_NODES}")
+            if node.kind == "direct":
+                raise InputError(f"{where}: {cluster.title} {WITHOUT_NODES}")
             others[key] = value
             stated.append(f"{value} GPUs a node")
-            tray = cluster.node.tray
-            if tray and given.get("nics") is None and int(value) % tray == 0:
-                changes["nics"] = cluster.node.nics * int(value) // cluster.gpus_per_node
-            continue
-        if key == "oversubscription":
-            fabric = cluster.fabric
-            if fabric is None or fabric.leaf is None:
-                raise InputError(f"{label(key)}: {cluster.title} {WITHOUT_LEAVES}")
-            others["fabric"] = replace(fabric, oversubscription=float(value))
+            if node.tray and "nics" not in chosen and int(value) % node.tray == 0:
+                changes["nics"] = node.nics * int(value) // cluster.gpus_per_node
+        elif key == "oversubscription":
+            others["fabric"] = _oversubscribed(cluster, float(value), where)
             stated.append(f"oversubscription {value:g}")
-            continue
-        old = getattr(cluster.node, key)
-        if not old:  # None, or no NICs
-            raise InputError(f"{label(key)}: {cluster.title} has no use for it: {WHY_WITHOUT[key]}")
-        if key == "nics":
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{label(key)} is {value!r}; it must be a number, 1 or more")
-            changes[key] = value
-            stated.append(f"{value} NICs a node")
         else:
-            changes[key] = Quantity(
-                _bandwidth(value, label(key)), "B/s", old.error, SOURCE_OF_OVERRIDES
-            )
-            stated.append(f"{key} {value}")
-    if not changes and not others:
-        return cluster
+            old = getattr(node, key)
+            if not old:  # None, or no NICs
+                raise InputError(f"{where}: {cluster.title} has no use for it: {WHY_WITHOUT[key]}")
+            changes[key] = _changed(old, value, where)
+            stated.append(f"{value} NICs a node" if key == "nics" else f"{key} {value}")
     try:
-        assert cluster.node is not None
-        node = replace(cluster.node, **changes)
         title = f"{cluster.title}; set: {', '.join(stated)}"
-        return replace(cluster, node=node, title=title, **others)
+        return replace(cluster, node=replace(node, **changes), title=title, **others)
     except InputError as error:
         keys = ", ".join(label(key) for key in (*changes, *others))
         keys = keys.replace(label("fabric"), label("oversubscription"))
         raise InputError(f"{keys}: {error}") from error
+
+
+def _oversubscribed(cluster: Cluster, factor: float, where: str) -> Fabric:
+    """Cluster → its fabric with leaf switches that have so many times less bandwidth upwards."""
+    if cluster.fabric is None or cluster.fabric.leaf is None:
+        raise InputError(f"{where}: {cluster.title} {WITHOUT_LEAVES}")
+    return replace(cluster.fabric, oversubscription=factor)
+
+
+def _changed(old: Quantity | int, value: object, where: str) -> Quantity | int:
+    """A node's bandwidth or number of NICs → the one given in its place."""
+    if isinstance(old, Quantity):
+        return Quantity(_bandwidth(value, where), "B/s", old.error, SOURCE_OF_OVERRIDES)
+    if not isinstance(value, int) or value < 1:
+        raise InputError(f"{where} is {value!r}; it must be a number, 1 or more")
+    return value
 
 
 def _bandwidth(text: object, where: str) -> float:

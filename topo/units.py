@@ -23,7 +23,7 @@ _SCALE = UNITS | {"MB/s": 1e6, "ns": 1e-9}
 
 
 def parse_bandwidth(text: object, where: str) -> float:
-    """Return a bandwidth in bytes per second.
+    """Text → a bandwidth in bytes per second.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def parse_bandwidth(text: object, where: str) -> float:
 
 
 def parse_latency(text: object, where: str) -> float:
-    """Return a latency in seconds; like `parse_bandwidth`, but 0 is allowed.
+    """Text → a latency in seconds; like `parse_bandwidth`, but 0 is allowed.
 
     Parameters
     ----------

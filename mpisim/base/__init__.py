@@ -9,8 +9,8 @@ nothing of mpisim but this package.
     Columns, times and sizes for people; ``"0-7,16"`` → ranks; texts that differ in a number.
 ``frozen``, ``distinct``
     Frozen dataclasses that are quick to make; the different values of an array.
-``files``, ``csv_files``, ``hdf5``
-    Text files, output files that are complete or absent; tables of CSV; HDF5 files.
+``files``, ``csv_files``, ``hdf5``, ``hdf5_data``
+    Text files, output files that are complete or absent; tables of CSV; HDF5 files, what they hold.
 ``schema``, ``toml``
     TOML → frozen dataclasses, strictly; values and tables → TOML.
 ``picture``
@@ -22,5 +22,5 @@ nothing of mpisim but this package.
 ``kinds``
     Kinds of rows, operations of communications, phases of a training step.
 ``lru_cache``
-    A cache bounded in bytes.
+    A cache bounded in bytes or entries.
 """

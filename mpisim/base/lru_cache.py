@@ -1,4 +1,4 @@
-"""A least-recently-used cache with a byte budget.
+"""A least-recently-used cache of limited size, in bytes or entries.
 
 `functools.lru_cache` bounds the number of entries, not their size; a cache of `cachetools` refuses
 an entry that alone exceeds the budget, which would then be computed at every use.
@@ -20,24 +20,24 @@ class LruCache(Generic[Value]):
 
     Parameters
     ----------
-    max_bytes : int
-        Bytes that all values together may take. The latest is kept even if it takes more.
-    size_of : callable
-        Value → its bytes.
+    capacity : int
+        What all values together may take. The latest is kept even if it takes more.
+    size_of : callable, optional
+        Value → what it takes, such as its bytes; by default each takes 1.
 
     Examples
     --------
-    >>> squares = LruCache(max_bytes=2, size_of=lambda value: 1)
+    >>> squares = LruCache(capacity=2)
     >>> [squares.get(n, lambda: n * n) for n in (1, 2, 1, 3)]
     [1, 4, 1, 9]
     >>> 1 in squares, 2 in squares
     (True, False)
     """
 
-    def __init__(self, max_bytes: int, size_of: Callable[[Value], int]) -> None:
-        self._max_bytes, self._size_of = max_bytes, size_of
+    def __init__(self, capacity: int, size_of: Callable[[Value], int] = lambda value: 1) -> None:
+        self._capacity, self._size_of = capacity, size_of
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
-        self._bytes = 0
+        self._taken = 0
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._values
@@ -63,7 +63,7 @@ class LruCache(Generic[Value]):
         else:
             return found
         found = self._values[key] = compute()
-        self._bytes += self._size_of(found)
-        while self._bytes > self._max_bytes and len(self._values) > 1:
-            self._bytes -= self._size_of(self._values.popitem(last=False)[1])
+        self._taken += self._size_of(found)
+        while self._taken > self._capacity and len(self._values) > 1:
+            self._taken -= self._size_of(self._values.popitem(last=False)[1])
         return found

@@ -5,10 +5,10 @@ Read in this order:
 - `recording`: what one rank leaves behind; `job`: what its process is told.
 - `recorder`: streams, places, waits, launches and communications → items.
 - `device`: the GPU that the script sees.
-- `cuda`, `autograd`, `distributed`, `data_parallel`, `attention`, `compiled`, `dispatch`: stand-ins
-  of parts of PyTorch, which write into the recorder; `values`, `storages`, `device_memory`: what
-  tensors hold that have no memory, and what they would take. They import torch, and only `process`
-  imports them.
+- `cuda`, `autograd`, `distributed` with `process_groups`, `data_parallel`, `attention`, `compiled`,
+  `dispatch` with `data_dependent`: stand-ins of parts of PyTorch, which write into the recorder;
+  `values`, `storages`, `device_memory`: what tensors hold that have no memory, and what they would
+  take. They import torch, and only `process` imports them.
 - `stand_ins`: libraries that need a GPU to be imported, or call kernels of their own.
 - `origins`: which module, autograd node and parameters an item belongs to, kept by `kept_step` for
   `mpisim.extrapolate`.

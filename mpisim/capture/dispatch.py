@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from ..base.errors import InputError
 from ..base.kinds import Phase
@@ -27,6 +27,7 @@ from ..operators import OperatorCall, TensorSpec
 from . import sparse, sparse_compressed
 from .attention import PACKED, of_packed
 from .autograd import set_phase
+from .data_dependent import DataDependent, counts_rows
 from .device_memory import DeviceMemory
 from .host_work import LEAST_BYTES, bytes_of, record_operator
 from .origins import Origins
@@ -99,10 +100,6 @@ def _sharded_copies(short: str, args: Any, kwargs: Any) -> OperatorCall:
     return OperatorCall(name, (into, out_of, False))
 
 
-def _is_mask(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
-
-
 def spec_of(value: Any) -> Any:
     """Argument of an operator → the form in which an `OperatorCall` keeps it.
 
@@ -164,7 +161,7 @@ class Dispatch(TorchDispatchMode):
             recorder, self.fake, self.__torch_dispatch__, self.launch
         )
         self._unrecorded = False
-        self._masks_hold = False
+        self.data_dependent = DataDependent(recorder, self.values, self.fake, self._note)
         lifting: Any = torch._C
         lifting._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") by way of the CPU
         self._schemas: dict[Any, tuple[bool, bool]] = {}
@@ -204,23 +201,9 @@ class Dispatch(TorchDispatchMode):
             return out
         if short in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):  # ask for the driver's version
             return False
-        if short in ("_local_scalar_dense", "equal", "allclose", "is_nonzero"):
-            return self._read(short, *args[:2])
-        if short in ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"):
-            mask = args[1] if short == "masked_select" else args[0]
-            return self._rows_by_value(func, short, args, kwargs, tensors, mask)
-        if name == "torchvision::nms":
-            return self._kept_boxes(func, name, short, args, kwargs, tensors)
-        if short == "_pack_padded_sequence":
-            return self._packed(func, name, short, args, kwargs, tensors)
-        if short == "bincount" and tensors[0].device.type == "cuda":
-            return self._bincount(func, name, short, args, kwargs, tensors)
-        if short == "repeat_interleave" and (len(args) == 1 and not kwargs.get("output_size")):
-            return self._rows_by_value(func, short, args, kwargs, tensors, args[0])
-        if short == "index":
-            mask = next((each for each in args[1] if _is_mask(each)), None)
-            if mask is not None:
-                return self._rows_by_value(func, short, args, kwargs, tensors, mask)
+        out = self.data_dependent.run(func, short, args, kwargs, tensors)
+        if out is not NotImplemented:
+            return out
         compresses = short in sparse_compressed.CONSTRUCTORS or short == sparse_compressed.CONVERTS
         if compresses or sparse_compressed.has_compressed(tensors):
             out = self.compressed.run(short, func, args, kwargs)
@@ -236,12 +219,12 @@ class Dispatch(TorchDispatchMode):
             name, kwargs = func._schema.name, {}
             short = name.partition("::")[2]
         self._note(func, name, short, args, kwargs, tensors, out)
-        if short.strip("_").startswith("index_put") and self._waits_for_rows(args):
+        if short.strip("_").startswith("index_put") and counts_rows(args):
             self.recorder.copy(8, "copy to the host", blocking=True)
         if short in ("_to_copy", "copy_") and out.device.type == "cpu":
             known = self.values.sure(out)  # is real again where it is known
             if known is not None and self.values.is_even(out):
-                self.list_even(known)
+                self.data_dependent.list_even(known)
             return out if known is None or short == "copy_" else known
         return out
 
@@ -321,15 +304,6 @@ class Dispatch(TorchDispatchMode):
             yield
         finally:
             self._unrecorded = before
-
-    @contextmanager
-    def masks_hold(self) -> Iterator[None]:
-        """Have masks whose values are not known hold everywhere in this block."""
-        before, self._masks_hold = self._masks_hold, True
-        try:
-            yield
-        finally:
-            self._masks_hold = before
 
     def _note(
         self,
@@ -500,155 +474,3 @@ class Dispatch(TorchDispatchMode):
             Bytes.
         """
         self.memory.resized(storage, size)
-
-    # --- values -----------------------------------------------------------------------------------
-
-    def _read(self, short: str, tensor: Any, other: Any = None) -> Any:
-        """Read a value: the CPU waits for it."""
-        if tensor.device.type == "cuda":
-            set_phase(self.recorder)
-            self.recorder.copy(tensor.element_size(), "copy to the host", blocking=True)
-        if short in ("equal", "allclose"):
-            return self._equal(tensor, other)
-        known = self.values.of(tensor)
-        value = self.values.likely(tensor) if known is None else known.item()
-        even = self.values.is_even(tensor)
-        if self.values.sure(tensor) is None or even or self.recorder.asked():
-            what = f"a value of type {str(tensor.dtype)[6:]}"
-            value = self.recorder.unknown(what, value)
-        return value if short == "_local_scalar_dense" else bool(value)
-
-    def list_even(self, values: Any) -> None:
-        """List that the CPU gets values which rest on an even spread."""
-        low, high = values.min().item(), values.max().item()
-        taken = f"{low}" if low == high else f"{low} to {high}"
-        self.recorder.evenly(f"{values.numel()} values of type {str(values.dtype)[6:]}", taken)
-
-    def _equal(self, one: Any, other: Any) -> bool:
-        """Compare two tensors, as far as their values are known."""
-        what, sides = "whether two tensors are equal", (one, other)
-        values = [self.values.of(each) for each in sides]
-        if any(each is None for each in values):
-            return bool(self.recorder.unknown(what, True))
-        equal = bool(torch.equal(*values))
-        if any(self.values.sure(each) is None for each in sides) or self.recorder.asked():
-            return bool(self.recorder.unknown(what, equal))
-        return equal
-
-    def _rows_by_value(
-        self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any], mask: Any
-    ) -> Any:
-        """Run an operator whose number of results depends on values, as far as these are known."""
-        out = self._with_values(func, args, kwargs, tensors)
-        if out is None:
-            out = self._with_rows(short, args, self._rows(short, mask))
-        self._note(func, func._schema.name, short, args, kwargs, tensors, out)
-        if tensors[0].device.type == "cuda":  # the CPU needs the number
-            self.recorder.copy(8, "copy to the host", blocking=True)
-        return out
-
-    def _bincount(
-        self, func: Any, name: str, short: str, args: Any, kwargs: Any, tensors: list[Any]
-    ) -> Any:
-        """Count numbers: as many results as ``minlength`` says, or as there are known to be."""
-        least = (*args[2:3], kwargs.get("minlength", 0))[0]
-        known = self.values.sure(tensors[0])
-        spread = self.values.among(tensors[0]) if known is None else int(known.max()) + 1
-        if not least and spread is None:
-            least = self.recorder.needed("the largest number that bincount counts", "LARGEST")
-        weights = (*args[1:2], kwargs.get("weights"))[0]
-        dtype = torch.int64 if weights is None else torch.float64
-        if weights is not None and weights.dtype is torch.float32:
-            dtype = torch.float32
-        with self.fake:
-            out = _empty((max(least, spread or 0),), dtype=dtype, device=tensors[0].device)
-        self._note(func, name, short, args, kwargs, tensors, out)
-        self.recorder.copy(16, "copy to the host", blocking=True)  # the smallest and the largest
-        return out
-
-    def _kept_boxes(
-        self, func: Any, name: str, short: str, args: Any, kwargs: Any, tensors: list[Any]
-    ) -> Any:
-        """Leave out boxes that overlap: as many are kept as the user says."""
-        rows = min(self.recorder.needed("the number of boxes that nms keeps", "ROWS"), len(args[0]))
-        with self.fake:
-            out = _empty((rows,), dtype=torch.int64, device=tensors[0].device)
-        self._note(func, name, short, args, kwargs, tensors, out)
-        self.recorder.copy(8, "copy to the host", blocking=True)  # how many there are
-        return out
-
-    def _packed(
-        self, func: Any, name: str, short: str, args: Any, kwargs: Any, tensors: list[Any]
-    ) -> Any:
-        """`_pack_padded_sequence` → packed rows and the batch size of each time step."""
-        given, lengths, batch_first = (*args, False)[:3]
-        known = self.values.sure(lengths)
-        if known is None:
-            rows = self.recorder.needed("the number of rows of packed sequences", "ROWS")
-            longest = given.shape[1 if batch_first else 0]
-            known = torch.full((rows // longest,), longest)
-        steps = torch.arange(int(known.max()))
-        counts = (known[None, :] > steps[:, None]).sum(1)
-        size = (int(counts.sum()), *given.shape[2:])
-        with self.fake:
-            out = _empty(size, dtype=given.dtype, device=given.device)
-        self._note(func, name, short, args, kwargs, tensors, out)
-        return out, counts
-
-    def _waits_for_rows(self, args: Any) -> bool:
-        """Whether the CPU waits for how many elements a mask selects, to write to those.
-
-        One number is written wherever it holds, as ``masked_fill`` does.
-        """
-        masks = [each for each in args[1] if _is_mask(each) and each.device.type == "cuda"]
-        return bool(masks) and (args[2].numel() > 1 or bool(args[3:4] == (True,)))
-
-    def _with_values(self, func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
-        """Run an operator on values; None where they are not known."""
-        if any(self.values.sure(each) is None for each in tensors):
-            return None
-        real_args, real_kwargs = tree_map(
-            lambda each: self.values.of(each) if isinstance(each, torch.Tensor) else each,
-            (args, kwargs),
-        )
-        results, spec = tree_flatten(func(*real_args, **real_kwargs))
-        device = tensors[0].device
-        made = []
-        for each in results:
-            with self.fake:
-                made.append(_empty(each.shape, dtype=each.dtype, device=device))
-            self.values.assign(made[-1], each)
-        return tree_unflatten(made, spec)
-
-    def _rows(self, short: str, mask: Any) -> int:
-        """Return how many rows there are: as the user says, or as even spreads have it."""
-        finds = "a mask" if short == "index" else short
-        if self._masks_hold:
-            return int(mask.numel())
-        known = self.values.sure(mask) if short in ("index", "masked_select") else None
-        if known is not None and not self.recorder.asked():
-            if self.values.is_even(mask):
-                self.list_even(known.sum())
-            return int(known.count_nonzero())
-        even = self.values.distinct(mask) if "unique" in short else self.values.rows(mask)
-        if even is None:
-            return self.recorder.needed(f"the number of rows that {finds} selects", "ROWS")
-        what = f"number of rows that {finds} selects, of an even spread,"
-        return int(self.recorder.unknown(what, even))
-
-    def _with_rows(self, short: str, args: Any, rows: int) -> Any:
-        """Return the results of an operator that finds so many rows."""
-        tensor = args[0]
-        with self.fake:
-
-            def empty(shape: tuple[int, ...], dtype: Any = torch.int64) -> Any:
-                return _empty(shape, dtype=dtype, device=tensor.device)
-
-            if short == "nonzero":
-                return empty((rows, tensor.dim()))
-            if short in ("masked_select", "repeat_interleave"):
-                return empty((rows,), tensor.dtype)
-            if short == "index":
-                masks = [each for each in args[1] if each is not None]
-                return empty((rows, *tensor.shape[masks[0].dim() :]), tensor.dtype)
-            return empty((rows,), tensor.dtype), empty(tuple(tensor.shape)), empty((rows,))

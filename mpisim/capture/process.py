@@ -131,6 +131,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     from .dispatch import Dispatch
     from .distributed import Collectives
     from .pipelines import install as install_pipelines
+    from .process_groups import install as install_process_groups
     from .recurrent import install as install_recurrent
     from .stand_ins.install import install as install_libraries
     from .storages import install as install_storages
@@ -144,7 +145,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     collectives.values = dispatch.values
     install_engine(recorder)
     install_cuda(recorder, device, job.local_rank, job.per_node)
-    collectives.install()
+    install_process_groups(collectives)
     _install_attention(recorder, dispatch)
     DistributedDataParallel._recorder = recorder
     anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
@@ -366,7 +367,7 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
         known = dispatch.values.sure(self)
         if known is not None and not recorder.asked():
             if dispatch.values.is_even(self):
-                dispatch.list_even(known)
+                dispatch.data_dependent.list_even(known)
             return original["numpy"](known).copy()
         return np.full(tuple(self.shape), recorder.unknown(what, dispatch.values.likely(self)))
 

@@ -39,7 +39,7 @@ def _install_batch_norms(dispatch: Any) -> None:
     forward = anything.forward
 
     def of_all_ranks(ctx: Any, *args: Any) -> Any:
-        with dispatch.masks_hold():
+        with dispatch.data_dependent.masks_hold():
             return forward(ctx, *args)
 
     anything.forward = staticmethod(of_all_ranks)

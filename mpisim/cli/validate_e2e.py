@@ -11,6 +11,7 @@ from .output import add_file_options, add_monitor_option, write_figures, write_p
 
 if TYPE_CHECKING:
     from ..prediction.step_constants import StepConstants
+    from ..validate.e2e import Comparison
 
 __all__ = ["add_kind", "run"]
 
@@ -137,40 +138,22 @@ def run(args: argparse.Namespace) -> int:
     from .output import check_files, check_outputs, page_of
 
     check_outputs(args)
-    if args.limit is not None and args.limit < 1:
-        raise UsageError(f"--limit is {args.limit}; it must be 1 or more")
-    if args.top < 0:
-        raise UsageError(f"--top is {args.top}; it must be 0 or more")
+    _check_options(args)
     where = conditions(args.where)
-    if args.cross_validate and args.calibration is not None:
-        raise UsageError("--cross-validate fits constants; --calibration gives them: choose one")
-    if args.predicted is not None and args.calibration is not None:
-        raise UsageError(
-            "--predicted has steps without constants, --calibration gives them: choose one"
-        )
     from ..mpi.parallel import collective_errors
-    from ..validate.e2e import (
-        as_json,
-        compare,
-        composition,
-        cross_validate,
-        render,
-        scatter,
-        show,
-        stored,
-    )
+    from ..validate.e2e import compare, composition, show, stored
 
     comm = world()
-    if args.show is not None:
-        with collective_errors(comm):
-            if comm.rank == 0:
-                print(show(args.paths[0], args.show, profiles=args.profiles), end="")
+    path = args.paths[0]
+    with collective_errors(comm):
+        if comm.rank == 0:
+            if args.show is not None:
+                print(show(path, args.show, profiles=args.profiles), end="")
+            elif args.composition:
+                print(composition(path))
+    if args.show is not None or args.composition:
         return 0
-    if args.composition:
-        with collective_errors(comm):
-            if comm.rank == 0:
-                print(composition(args.paths[0]))
-        return 0
+    page = ""
     with collective_errors(comm):
         if comm.rank == 0:
             check_files(args)
@@ -181,7 +164,6 @@ def run(args: argparse.Namespace) -> int:
             page = "" if args.markdown is None else page_of(args.markdown)
         constants = _constants(args.calibration)
         known = {} if args.predicted is None else stored(args.predicted)
-    path = args.paths[0]
     found = compare(
         path,
         comm,
@@ -195,17 +177,44 @@ def run(args: argparse.Namespace) -> int:
     )
     with collective_errors(comm):
         if found is not None:
-            if args.cross_validate:
-                cross_validate(found)
-            print(render(found, args.top))
-            if args.markdown is not None:
-                from ..validate.e2e import markdown
-
-                write_page_text(args, markdown(found, page))
-            write_figures(args, as_json(found, path))
-            if args.plot is not None:
-                scatter(found.compared, args.plot)
+            _write(found, args, page)
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse numbers and pairs of options that make no sense."""
+    if args.limit is not None and args.limit < 1:
+        raise UsageError(f"--limit is {args.limit}; it must be 1 or more")
+    if args.top < 0:
+        raise UsageError(f"--top is {args.top}; it must be 0 or more")
+    if args.cross_validate and args.calibration is not None:
+        raise UsageError("--cross-validate fits constants; --calibration gives them: choose one")
+    if args.predicted is not None and args.calibration is not None:
+        raise UsageError(
+            "--predicted has steps without constants, --calibration gives them: choose one"
+        )
+
+
+def _write(found: Comparison, args: argparse.Namespace, page: str) -> None:
+    """Print tables of a comparison, and write the files that were asked for.
+
+    Parameters
+    ----------
+    found : Comparison
+    args : argparse.Namespace
+    page : str
+        What the file of ``--markdown`` holds so far.
+    """
+    from ..validate.e2e import as_json, cross_validate, markdown, render, scatter
+
+    if args.cross_validate:
+        cross_validate(found)
+    print(render(found, args.top))
+    if args.markdown is not None:
+        write_page_text(args, markdown(found, page))
+    write_figures(args, as_json(found, args.paths[0]))
+    if args.plot is not None:
+        scatter(found.compared, args.plot)
 
 
 def _constants(path: str | None) -> StepConstants | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import MpisimError, TraceError
@@ -10,6 +11,8 @@ from ..base.text import percentage
 from .output import add_file_options, add_monitor_option, check_files, check_outputs, write_figures
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from ..validate import CrossStep, Perturbation, TraceResult, Validation
 
 __all__ = ["add_kind", "run"]
@@ -53,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """
     check_outputs(args)
     from ..mpi.parallel import collective_errors
-    from ..mpi.phases import phases
-    from ..validate import Validation, cross_steps, perturb_traces, validate_traces
+    from ..validate import Validation, validate_traces
     from ..validate.traces import add_to
     from .launch import world
 
@@ -63,49 +65,66 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if first:
             check_files(args)
-    validation = Validation("traces")
-    moves: dict[str, list[Perturbation]] = {}
-    across: dict[str, list[CrossStep]] = {}
-    failed: dict[str, str] = {}
-    skipped: dict[str, str] = {}
+    validation, tests = Validation("traces"), _Tests()
     for number, result in enumerate(validate_traces(args.paths, comm)):
         add_to(validation, result)
         if first:
-            with phases.silent():
-                if number == 0:  # not above the line of an error
-                    print(HEAD)
-                print(_line(result), flush=True)
+            if number == 0:  # not above the line of an error
+                _show(HEAD)
+            _show(_line(result))
         if result.skipped:
-            skipped[result.name] = result.skipped
+            tests.skipped[result.name] = result.skipped
             continue
         try:
-            if args.cross_step:
-                across[result.name] = cross_steps(result, comm)
-                if first and across[result.name]:
-                    with phases.silent():
-                        print(_across(across[result.name]), flush=True)
-            if args.perturb:
-                moves[result.name] = []
-                for move in perturb_traces(result, comm):
-                    moves[result.name].append(move)
-                    if first:
-                        with phases.silent():
-                            print(_move(move), flush=True)
+            _test(result, args, tests, comm)
         except MpisimError as error:  # the same on every process
-            failed[result.name] = str(error)
+            tests.failed[result.name] = str(error)
             if first:
-                with phases.silent():
-                    print(f"    FAILS: {error}")
+                _show(f"    FAILS: {error}")
     with collective_errors(comm):
         if first:
-            print(_summary(validation, _of_changes(moves, across)))
-            found = _figures(validation, moves, across)
-            write_figures(args, {**found, "not_replayed": skipped, "failed": failed})
+            print(_summary(validation, _of_changes(tests)))
+            found = _figures(validation, tests)
+            write_figures(args, {**found, "not_replayed": tests.skipped, "failed": tests.failed})
         if not validation.cases:
             raise TraceError(f"{args.paths[0]}: no trace here could be replayed")
-    if failed or any(move.passed is False for tests in moves.values() for move in tests):
+    if tests.failed or any(m.passed is False for moves in tests.moves.values() for m in moves):
         return 1
-    return 2 if skipped else 0
+    return 2 if tests.skipped else 0
+
+
+@dataclass
+class _Tests:
+    """Of each trace, by its name: what tests found, why it failed one, why it is not replayed."""
+
+    moves: dict[str, list[Perturbation]] = field(default_factory=dict)
+    across: dict[str, list[CrossStep]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def _test(result: TraceResult, args: argparse.Namespace, tests: _Tests, comm: MPI.Comm) -> None:
+    """Run the tests of an honest replay that the command asks for. **Collective.**"""
+    from ..validate import cross_steps, perturb_traces
+
+    if args.cross_step:
+        steps = tests.across[result.name] = cross_steps(result, comm)
+        if comm.rank == 0 and steps:
+            _show(_across(steps))
+    if args.perturb:
+        moves = tests.moves[result.name] = []
+        for move in perturb_traces(result, comm):
+            moves.append(move)
+            if comm.rank == 0:
+                _show(_move(move))
+
+
+def _show(text: str) -> None:
+    """Print clear of the line of progress."""
+    from ..mpi.phases import phases
+
+    with phases.silent():
+        print(text, flush=True)
 
 
 HEAD = (
@@ -149,14 +168,12 @@ def _across(steps: list[CrossStep]) -> str:
     )
 
 
-def _of_changes(
-    moves: dict[str, list[Perturbation]], across: dict[str, list[CrossStep]]
-) -> dict[str, dict[str, float | int | None]]:
+def _of_changes(tests: _Tests) -> dict[str, dict[str, float | int | None]]:
     """Errors of changed replays over all traces: fractions (see data/replay.toml)."""
     from ..validate.cases import summary
 
-    steps = [each.error for found in across.values() for each in found]
-    spreads = [m.spread for found in moves.values() for m in found if m.spread is not None]
+    steps = [each.error for found in tests.across.values() for each in found]
+    spreads = [m.spread for found in tests.moves.values() for m in found if m.spread is not None]
     found = {"step_to_step": steps, "inferred_waits": spreads}
     return {name: summary(errors) for name, errors in found.items() if errors}
 
@@ -194,13 +211,9 @@ def _summary(validation: Validation, changes: dict[str, dict[str, float | int | 
     return "\n".join(lines)
 
 
-def _figures(
-    validation: Validation,
-    moves: dict[str, list[Perturbation]],
-    across: dict[str, list[CrossStep]],
-) -> dict[str, Any]:
-    figures = {**validation.as_json(), "changes": _of_changes(moves, across)}
-    if across:
+def _figures(validation: Validation, tests: _Tests) -> dict[str, Any]:
+    figures = {**validation.as_json(), "changes": _of_changes(tests)}
+    if tests.across:
         figures["cross_step"] = [
             {
                 "id": each.id,
@@ -210,10 +223,10 @@ def _figures(
                 "copied": each.copied,
                 "unmatched": each.unmatched,
             }
-            for steps in across.values()
+            for steps in tests.across.values()
             for each in steps
         ]
-    if moves:
+    if tests.moves:
         figures["perturbations"] = {
             name: [
                 {
@@ -223,8 +236,8 @@ def _figures(
                     "note": each.note,
                     "passed": each.passed,
                 }
-                for each in tests
+                for each in moves
             ]
-            for name, tests in moves.items()
+            for name, moves in tests.moves.items()
         }
     return figures

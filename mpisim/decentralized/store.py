@@ -12,15 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.hdf5 import (
-    create_file,
-    open_file,
-    read_json_text,
-    reading_kept,
-    write_column,
-    write_json_text,
-    write_texts,
-)
+from ..base.hdf5 import create_file, open_file, reading_kept
+from ..base.hdf5_data import read_json_text, write_column, write_json_text, write_texts
 from .comparison import Comparison
 from .text import as_json
 

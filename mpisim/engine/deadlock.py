@@ -33,7 +33,7 @@ class _Blocked(NamedTuple):
 
 
 def deadlock(distribution: Distribution, core: Any, comm: Intracomm | None) -> DeadlockError:
-    """Describe a run in which no rank can move. **Collective** on `comm`.
+    """Run in which no rank can move → the error that says why. **Collective** on `comm`.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def deadlock(distribution: Distribution, core: Any, comm: Intracomm | None) -> D
 
 
 def _describe(distribution: Distribution, core: Any, local: int) -> _Blocked:
-    """Find the row at which a hosted rank waits."""
+    """Hosted rank → the row at which it waits."""
     rank = int(distribution.hosted[local])
     table = distribution.program.table_of(rank)
     index, k = distribution.locate(core.blocked()[local : local + 1])
@@ -82,7 +82,7 @@ def _describe(distribution: Distribution, core: Any, local: int) -> _Blocked:
 
 
 def _absent(distribution: Distribution, core: Any, where: _Blocked) -> list[int]:
-    """Return the hosted members of a communicator that have not posted to its k-th operation."""
+    """Operation → hosted members of its communicator that have not posted to it."""
     members = np.array(distribution.program.communicators.group(where.communicator))
     rows: NDArray[np.int32] = core.rows()
     absent = []

@@ -28,7 +28,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.errors import InputError
-from ..base.hdf5 import open_file, read_attributes
+from ..base.hdf5 import open_file
+from ..base.hdf5_data import read_attributes
 from ..base.kinds import Operation, Phase
 from ..capture.kept_step import CAPTURED, recording_of
 from ..capture.recording import ACCUMULATES, Item, ItemKind, Recording

@@ -31,7 +31,7 @@ def is_chakra(path: Path) -> bool:
 
 
 def read_chakra(paths: Iterable[Path | str], counts: RooflinePricer | None = None) -> Program:
-    """Read the Chakra execution traces of one job. Local.
+    """Chakra execution traces of one job → program. Local.
 
     Files that `write_chakra` made give back the program that was written; for those of other tools
     see `mpisim.formats.chakra_foreign.read_foreign`.
@@ -90,7 +90,7 @@ def _traces(files: Iterable[Path]) -> Iterator[TraceNodes]:
 
 
 def _files(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
-    """Return trace files and files of process groups."""
+    """Paths → trace files, and files of process groups."""
     traces: list[Path] = []
     groups: list[Path] = []
     for path in map(Path, paths):

@@ -62,7 +62,7 @@ class GraphNode:
 
 
 def ordered_nodes(path: Path, nodes: Sequence[Any]) -> tuple[list[GraphNode], Counter[str]]:
-    """Return the nodes of one file in an order that they can be executed in.
+    """Nodes of one file → the same in an order in which they can be executed.
 
     Converters leave dependencies on nodes that they dropped, and on the node itself: these are
     passed over. A control dependency (in PyTorch's traces the caller of an operator) counts as far
@@ -116,7 +116,7 @@ def ordered_nodes(path: Path, nodes: Sequence[Any]) -> tuple[list[GraphNode], Co
 
 
 def _topological(path: Path, nodes: Sequence[Any], before: Sequence[Sequence[int]]) -> list[int]:
-    """Return places in order of dependencies, and within them of start and number."""
+    """Nodes, what each waits for → places in order of dependencies, of starts, of numbers."""
     missing = [len(each) for each in before]
     after: list[list[int]] = [[] for _ in nodes]
     for place, each in enumerate(before):

@@ -34,7 +34,7 @@ _WORKLOAD = re.compile(rb"[A-Z_]{4,40}(\s+[\w:]+)*\s*\n\s*\d+\s*\n")
 def import_program(
     paths: Sequence[Path | str], n_ranks: int = 0, counts: RooflinePricer | None = None
 ) -> Program:
-    """Read a program from files of another tool. Local.
+    """Files of another tool → program. Local.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def import_program(
 
 
 def recognise(paths: Sequence[Path]) -> str:
-    """Return the format of files, or of those in a folder: a key of `FORMATS`.
+    """Files, or a folder of them → their format, a key of `FORMATS`.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def _inside(path: Path) -> list[tuple[Path, str]]:
 
 
 def _kind(path: Path) -> str:
-    """Return the format of one file; empty if it is none that is read.
+    """File → its format; empty if it is none that is read.
 
     A file that is meant to be of a format and is broken counts as one: its reader says what is
     wrong with it.
@@ -120,7 +120,7 @@ def _kind(path: Path) -> str:
 
 
 def _what_else(path: Path) -> str:
-    """Say what a file is that cannot be imported."""
+    """File that cannot be imported → what it is, in words."""
     if path.is_dir():
         return "no file of a known format in this folder"
     if read_head(path).startswith(b"\x89HDF"):

@@ -200,7 +200,9 @@ def simai_text(program: Program, times: NDArray[np.int64] | None, rank: int) -> 
     table = program.table_of(rank)
     groups = StageGroups(program, stages.ranks(rank // stages.size))
     passes = passes_of(table, stages.count)
-    made, changed, left = _pieces(program, table, groups, times, passes, stages.count > 1)
+    cutter = _Cutter(program, table, groups, times, passes, pipelined=stages.count > 1)
+    made = cutter.pieces()
+    left = int((cutter.crossing & (table.bytes >= MIN_BYTES)).sum())
     lines = _lines(made, passes) if stages.count > 1 else _paired(made[0, 0])
     head = (
         f"{POLICY} model_parallel_NPU_group: {groups.tensor} ep: {groups.expert} "
@@ -209,7 +211,7 @@ def simai_text(program: Program, times: NDArray[np.int64] | None, rank: int) -> 
         f"pp_comm {message_bytes(table)}"
     )
     text = "\n".join([head, str(len(lines)), *lines]) + "\n"
-    return SimaiText(text, len(lines), rank // stages.size, stages.count, changed, left)
+    return SimaiText(text, len(lines), rank // stages.size, stages.count, cutter.changed, left)
 
 
 def _paired(pieces: Pieces, count: int = 0, names: Sequence[str] = ()) -> list[str]:
@@ -257,86 +259,119 @@ def _ns(piece: Piece) -> str:
     return str(piece.duration // PS_PER_NS)
 
 
-def _pieces(
-    program: Program,
-    table: Table,
-    groups: StageGroups,
-    times: NDArray[np.int64] | None,
-    passes: Passes,
-    pipelined: bool,
-) -> tuple[dict[tuple[int, int], Pieces], int, int]:
-    """Return the pieces of each pass, `SimaiText.changed` and `SimaiText.left`.
+class _Cutter:
+    """Rows of a rank, one after another → the pieces of each pass.
 
     Times are whole ns: what is cut off a piece is added to the next one of its pass.
+
+    Attributes
+    ----------
+    changed : int
+        As of a `SimaiText`.
+    crossing : bool, shape (n_rows,)
+        Collective communications with ranks of other stages.
     """
-    made: dict[tuple[int, int], Pieces] = defaultdict(lambda: Pieces([], []))
-    spent: dict[tuple[tuple[int, int], int], int] = defaultdict(int)
-    moved: dict[tuple[int, int], list[Piece]] = defaultdict(list)
-    changed = 0
-    stream = compute_stream(table)
-    kernels = np.flatnonzero(table.is_device & ~table.is_communication & (table.stream == stream))
-    crossing = np.array([groups.crosses(table, row) for row in range(len(table))])
-    others = (messages(table) & pipelined) | crossing  # waiting for other stages is the bubble
-    names, phase = program.names, table.phase
-    sends = np.flatnonzero((table.kind == Kind.SEND) & pipelined)
-    back = since = 0
-    key = OUTSIDE
 
-    def until(time: int) -> None:
-        nonlocal since
-        spent[key, back] += max(0, time - since)
-        since = max(since, time)
+    def __init__(
+        self,
+        program: Program,
+        table: Table,
+        groups: StageGroups,
+        times: NDArray[np.int64] | None,
+        passes: Passes,
+        *,
+        pipelined: bool,
+    ) -> None:
+        self._program, self._table, self._groups = program, table, groups
+        self._times, self._passes = times, passes
+        self._stream = stream = compute_stream(table)
+        computes = table.is_device & ~table.is_communication & (table.stream == stream)
+        self._kernels = np.flatnonzero(computes)
+        self.crossing = np.array([groups.crosses(table, row) for row in range(len(table))])
+        # Waiting for other stages is the bubble.
+        self._of_other_stages = (messages(table) & pipelined) | self.crossing
+        self._sends = np.flatnonzero((table.kind == Kind.SEND) & pipelined)
+        self._made: dict[tuple[int, int], Pieces] = defaultdict(lambda: Pieces([], []))
+        self._moved: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+        # Time of kernels that is in no piece yet, by pass and by 0 (forward) or 1 (backward).
+        self._spent: dict[tuple[tuple[int, int], int], int] = defaultdict(int)
+        self._key, self._back = OUTSIDE, 0  # of the latest kernel
+        self._since = 0  # until when time has been given to pieces
+        self.changed = 0
 
-    for row in np.flatnonzero(table.is_device | (table.kind == Kind.HOST_WAIT)).tolist():
-        if times is not None:
-            ends = [int(times[1, each]) for each in _awaited(table, row) if others[each]]
-            since = max([since, *ends])
-        if not table.is_device[row] or others[row]:
-            continue
-        if not table.is_communication[row]:
-            if table.stream[row] != stream:
+    def pieces(self) -> dict[tuple[int, int], Pieces]:
+        """Return the pieces of each pass."""
+        table, others = self._table, self._of_other_stages
+        for row in np.flatnonzero(table.is_device | (table.kind == Kind.HOST_WAIT)).tolist():
+            if self._times is not None:
+                ends = [int(self._times[1, each]) for each in _awaited(table, row) if others[each]]
+                self._since = max([self._since, *ends])
+            if not table.is_device[row] or others[row]:
                 continue
-            back, key = int(phase[row] != Phase.FORWARD), passes.key(row)
-            if times is None:
-                spent[key, back] += int(table.duration[row]) + max(0, int(table.gap[row]))
-            else:
-                until(int(times[1, row]))
-            continue
-        member = groups.kind(program, table, row)
+            if table.is_communication[row]:
+                self._communication(row)
+            elif table.stream[row] == self._stream:
+                self._kernel(row)
+        for (place, own), time in self._spent.items():
+            if time >= PS_PER_NS:
+                self._made[place][own].append(Piece(("forward", "backward")[own], time))
+        for place, pieces in self._moved.items():
+            self._made[place].backward[:0] = pieces[::-1]
+        self.changed += sum(map(len, self._moved.values()))
+        return self._made
+
+    def _until(self, time: int) -> None:
+        """Give what has passed until a time to the pass of the latest kernel."""
+        self._spent[self._key, self._back] += max(0, time - self._since)
+        self._since = max(self._since, time)
+
+    def _kernel(self, row: int) -> None:
+        table = self._table
+        self._back = int(table.phase[row] != Phase.FORWARD)
+        self._key = self._passes.key(row)
+        if self._times is None:
+            taken = int(table.duration[row]) + max(0, int(table.gap[row]))
+            self._spent[self._key, self._back] += taken
+        else:
+            self._until(int(self._times[1, row]))
+
+    def _communication(self, row: int) -> None:
+        """End a piece with a communication of the stage, if SimAI has one of its group."""
+        table, phase = self._table, self._table.phase[row]
+        member = self._groups.kind(self._program, table, row)
         if member is None:
-            continue
+            return
+        waited = self._is_waited_for(row)
+        suffix, written = _as_written(member, self._groups, waited)
+        self.changed += written != waited
+        if written and self._times is not None:
+            self._until(int(self._times[0, row]))
+            self._since = max(self._since, int(self._times[1, row]))
+        name = _word(self._program.names[table.name[row]])
+        kind = KINDS[Operation(table.operation[row])] + suffix
+        size = int(table.bytes[row])
+        own = int(phase != Phase.FORWARD) if phase != Phase.NONE else self._back
+        place = self._passes.key(row)
+        if not written and not own:
+            self._moved[place].append(Piece(name, 0, kind, size, False))
+            return
+        whole = self._spent[place, own] // PS_PER_NS * PS_PER_NS
+        self._spent[place, own] -= whole
+        self._made[place][own].append(Piece(name, whole, kind, size, written))
+
+    def _is_waited_for(self, row: int) -> bool:
+        """Whether a communication waits for the kernel before it, and what follows for it."""
+        table, kernels = self._table, self._kernels
         at = int(np.searchsorted(kernels, row))
         before = int(kernels[at - 1]) if at else -1
         behind = int(kernels[at]) if at < len(kernels) else len(table)
         waited = before in _awaited(table, row) and (
             behind == len(table) or row in _awaited(table, behind)
         )
-        if phase[row] != Phase.FORWARD:  # a gradient that goes on to the stage before
-            sent = sends[(sends > before) & (sends < behind)].tolist()
+        if table.phase[row] != Phase.FORWARD:  # a gradient that goes on to the stage before
+            sent = self._sends[(self._sends > before) & (self._sends < behind)].tolist()
             waited &= all(row in _awaited(table, each) for each in sent)
-        suffix, written = _as_written(member, groups, waited)
-        changed += written != waited
-        if written and times is not None:
-            until(int(times[0, row]))
-            since = max(since, int(times[1, row]))
-        name = _word(names[table.name[row]])
-        kind = KINDS[Operation(table.operation[row])] + suffix
-        size = int(table.bytes[row])
-        own = int(phase[row] != Phase.FORWARD) if phase[row] != Phase.NONE else back
-        place = passes.key(row)
-        if not written and not own:
-            moved[place].append(Piece(name, 0, kind, size, False))
-            continue
-        whole = spent[place, own] // PS_PER_NS * PS_PER_NS
-        spent[place, own] -= whole
-        made[place][own].append(Piece(name, whole, kind, size, written))
-    for (place, own), time in spent.items():
-        if time >= PS_PER_NS:
-            made[place][own].append(Piece(("forward", "backward")[own], time))
-    for place, pieces in moved.items():
-        made[place].backward[:0] = pieces[::-1]
-    left = crossing & (table.bytes >= MIN_BYTES)
-    return made, changed + sum(map(len, moved.values())), int(left.sum())
+        return waited
 
 
 def _awaited(table: Table, row: int) -> list[int]:

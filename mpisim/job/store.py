@@ -10,16 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base.hdf5 import (
-    create_file,
-    open_file,
-    read_json_text,
-    read_texts,
-    reading_kept,
-    write_column,
-    write_json_text,
-    write_texts,
-)
+from ..base.hdf5 import create_file, open_file, reading_kept
+from ..base.hdf5_data import read_json_text, read_texts, write_column, write_json_text, write_texts
 from .monte_carlo import COUNTS, PARTS
 from .outcome import JobOutcome
 from .text import JobReport, as_json

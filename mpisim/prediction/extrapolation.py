@@ -149,8 +149,8 @@ class _Known:
     """Cached shorter steps that were all simulated in one way."""
 
     def __init__(self) -> None:
-        self.pairs: LruCache[_ShorterSteps] = LruCache(MOST_STEPS_KEPT, lambda value: 1)
-        self.steady: LruCache[_SteadyStep] = LruCache(MOST_STEPS_KEPT, lambda value: 1)
+        self.pairs: LruCache[_ShorterSteps] = LruCache(MOST_STEPS_KEPT)
+        self.steady: LruCache[_SteadyStep] = LruCache(MOST_STEPS_KEPT)
 
 
 @frozen

@@ -3,14 +3,13 @@
 A key has no effect if the step without it, and with any other value of it, is the same: the rows of
 all ranks, their durations, and the memory. A value has no effect if the default gives the same
 step. To find out, the experiment is prepared again, without the key and with its other values, and
-compared (`equivalent`). That takes time, so keys that are known to have an effect are not tried:
-`EFFECTIVE_KEYS` lists them, each with the condition under which it has an effect. Where the
-condition does not hold, the key is tried like any other.
+compared (`equivalent`). That takes time, so keys that certainly have an effect are not tried
+(:mod:`.effective_keys`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,277 +18,18 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.rank_ranges import parse_ranges
-from ..experiment import Dlrm, Experiment, Plan, Transformer
+from ..experiment import Experiment, Plan
 from ..experiment.load import experiment_of
 from ..experiment.plan_keys import flattened, short_key
 from ..kernels import gpu_name
 from ..program import COLUMNS, Program, Table
 from ..topo import find_cluster
 from ..workloads.input_pipeline import image_side
+from .effective_keys import EFFECTIVE_KEYS
 from .hardware import hardware_of
 from .prepared import PreparedExperiment, prepare
 
-__all__ = [
-    "EFFECTIVE_KEYS",
-    "equivalent",
-    "other_values",
-    "unused_keys",
-]
-
-
-Condition = Callable[[Experiment], bool]
-"""A condition of `EFFECTIVE_KEYS`: whether an experiment has experts, is a pipeline, …"""
-
-
-def _always(experiment: Experiment) -> bool:
-    return True
-
-
-def _transformer(experiment: Experiment) -> bool:
-    return isinstance(experiment.model, Transformer)
-
-
-def _replicated(experiment: Experiment) -> bool:
-    """Whether there may be more than one data-parallel rank."""
-    plan, cluster = experiment.plan, experiment.cluster
-    gpus = cluster.gpus or cluster.nodes * cluster.node_gpus
-    return plan.dp != 1 and gpus > plan.tp * plan.pp
-
-
-def _experts(experiment: Experiment) -> bool:
-    model = experiment.model
-    return isinstance(model, Transformer) and model.experts > 0
-
-
-def _dlrm(experiment: Experiment) -> bool:
-    return isinstance(experiment.model, Dlrm)
-
-
-def _sharded(experiment: Experiment) -> bool:
-    return _dlrm(experiment) and not experiment.plan.tables.placement
-
-
-def _pipeline(experiment: Experiment) -> bool:
-    return experiment.plan.pp > 1
-
-
-def _shared_evenly(experiment: Experiment) -> bool:
-    return (
-        _transformer(experiment) and _pipeline(experiment) and not experiment.plan.pipeline.stages
-    )
-
-
-def _exchange(experiment: Experiment) -> bool:
-    return _experts(experiment) and experiment.plan.ep > 1
-
-
-def _deep_ep(experiment: Experiment) -> bool:
-    return _exchange(experiment) and experiment.plan.framework.moe_dispatcher == "flex"
-
-
-def _one_hot(experiment: Experiment) -> bool:
-    return _experts(experiment) and experiment.plan.framework.moe_dispatcher == "one-hot"
-
-
-def _axes(experiment: Experiment) -> bool:
-    plan = experiment.plan
-    return sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 1
-
-
-def _words(experiment: Experiment) -> bool:
-    model = experiment.model
-    return isinstance(model, Transformer) and model.family != "vit"
-
-
-def _decoder(experiment: Experiment) -> bool:
-    model = experiment.model
-    return isinstance(model, Transformer) and model.family == "t5"
-
-
-def _tensor(experiment: Experiment) -> bool:
-    return experiment.plan.tp > 1
-
-
-def _context(experiment: Experiment) -> bool:
-    return experiment.plan.cp > 1
-
-
-def _fused_attention(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.framework.kernels == "flash"
-
-
-def _fused_norms(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.framework.fuses_norms
-
-
-def _whole_layers(experiment: Experiment) -> bool:
-    return _transformer(experiment) and not _tensor(experiment)
-
-
-def _separate_projections(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.framework.separate_projections
-
-
-def _recomputed_layers(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.recompute.granularity == "full"
-
-
-def _fsdp(experiment: Experiment) -> bool:
-    plan = experiment.plan
-    return plan.zero == 3 and plan.style(transformer=_transformer(experiment)) == "fsdp"
-
-
-def _fsdp_head(experiment: Experiment) -> bool:
-    return _fsdp(experiment) and experiment.plan.framework.end_units
-
-
-def _tensor_overlap(experiment: Experiment) -> bool:
-    return experiment.plan.overlap.tp
-
-
-def _fp8(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.precision.products == "fp8"
-
-
-def _small_blocks(experiment: Experiment) -> bool:
-    precision = experiment.plan.precision
-    mxfp8 = precision.products == "fp8" and precision.fp8_scaling == "blocks"
-    return _transformer(experiment) and (mxfp8 or precision.products == "nvfp4")
-
-
-def _autocast(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.precision.autocast
-
-
-def _computed_again(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.recompute.granularity != "none"
-
-
-def _mla(experiment: Experiment) -> bool:
-    model = experiment.model
-    return isinstance(model, Transformer) and model.attention == "mla"
-
-
-def _buckets(experiment: Experiment) -> bool:
-    return experiment.plan.style(transformer=_transformer(experiment)) != "fsdp"
-
-
-EFFECTIVE_KEYS: dict[str, Condition] = {
-    **dict.fromkeys(
-        (
-            "plan.global_batch",
-            "plan.micro_batch",
-            "plan.replica_batch",
-            "plan.tp",
-            "plan.pp",
-            "plan.cp",
-            "plan.ep",
-            "plan.dp",
-            "plan.vpp",
-            "plan.pipeline.stages",
-            "framework.dp_style",
-            "plan.precision",
-            "plan.precision.gradients",
-            "plan.optimizer",
-            "plan.clip",
-            "plan.offload.optimizer",
-            "plan.offload.activations",
-            "framework.fused",
-            "framework.cuda_graphs",
-            "framework.launch_blocking",
-        ),
-        _always,
-    ),
-    **dict.fromkeys(("plan.zero", "plan.overlap.dp"), _replicated),
-    **dict.fromkeys(("plan.pipeline", "plan.overlap.p2p"), _pipeline),
-    **dict.fromkeys(
-        ("plan.pipeline.account_for_embedding", "plan.pipeline.account_for_loss"), _shared_evenly
-    ),
-    **dict.fromkeys(("plan.sp", "plan.overlap.tp", "plan.overlap.dgrad"), _tensor),
-    **dict.fromkeys(("plan.recompute", "framework.kernels"), _transformer),
-    "plan.precision.autocast": _autocast,
-    "framework.persistent_norms": _fused_norms,
-    "framework.attention": _fused_attention,
-    "framework.separate_projections": _whole_layers,
-    "framework.fused_qkv": _separate_projections,
-    "framework.stacked_layers": _recomputed_layers,
-    **dict.fromkeys(
-        (
-            "framework.wrap_layers",
-            "framework.reshard_after_forward",
-            "framework.flat_shards",
-            "framework.fully_shard",
-            "framework.end_units",
-        ),
-        _fsdp,
-    ),
-    "framework.loss_chunks": _fsdp_head,
-    **dict.fromkeys(("plan.overlap.tp_scatter", "plan.overlap.tp_pairs"), _tensor_overlap),
-    **dict.fromkeys(("plan.precision.fp8_scaling", "framework.fp8_casts"), _fp8),
-    "framework.scales_apart": _small_blocks,
-    **dict.fromkeys(
-        (
-            "framework.moe_experts",
-            "framework.moe_dispatcher",
-            "framework.moe_router",
-            "framework.moe_router_fusion",
-        ),
-        _experts,
-    ),
-    **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
-    "framework.moe_multihot_fusion": _deep_ep,
-    "framework.moe_capacity_factor": _one_hot,
-    "plan.order": _axes,
-    "framework.cp_style": _context,
-    "plan.recompute.layers": _computed_again,
-    "framework.bucket": _buckets,
-    "plan.tables": _sharded,
-    **dict.fromkeys(("plan.tables.placement", "plan.tables.inputs"), _dlrm),
-    **dict.fromkeys(
-        (
-            "model.family",
-            "model.preset",
-            "model.hf_config",
-            "model.parameters",
-            "model.layers",
-            "model.hidden",
-            "model.heads",
-            "model.seq_len",
-            "model.kv_heads",
-            "model.head_size",
-            "model.ffn_hidden",
-            "model.norm",
-            "model.activation",
-            "model.attention",
-            "model.experts",
-            "model.depth",
-            "model.decoder_layers",
-            "model.table_entries",
-            "model.embedding",
-            "model.bottom_mlp",
-            "model.top_mlp",
-            "model.dense_features",
-            "model.shared_experts",
-            "model.mtp_layers",
-        ),
-        _always,
-    ),
-    "model.vocab": _words,
-    **dict.fromkeys(("model.pooling", "model.skew", "model.reuse"), _dlrm),
-    "model.decoder_seq_len": _decoder,
-    **dict.fromkeys(("model.topk", "model.moe_ffn_hidden", "model.dense_layers"), _experts),
-    **dict.fromkeys(
-        (
-            "model.q_lora_rank",
-            "model.kv_lora_rank",
-            "model.qk_nope_head_size",
-            "model.qk_rope_head_size",
-            "model.v_head_size",
-        ),
-        _mla,
-    ),
-}
-"""Keys that change the step of every experiment for which the condition holds."""
+__all__ = ["equivalent", "other_values", "unused_keys"]
 
 
 def unused_keys(prepared: PreparedExperiment) -> list[str]:
@@ -502,7 +242,7 @@ GROUPS = ("index", "members")
 
 
 def equivalent(one: PreparedExperiment, other: PreparedExperiment) -> bool:
-    """Return whether two prepared experiments have equal programs and memory. Local.
+    """Two prepared experiments → whether their programs and memory are equal. Local.
 
     Titles do not count.
 

@@ -19,7 +19,7 @@ MAX_LINES = 16
 
 
 def overview(program: Program) -> str:
-    """Describe a program: its attributes, ranks, tables and communicators.
+    """Program → text: its attributes, ranks, tables and communicators.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def overview(program: Program) -> str:
 
 
 def rows(program: Program, rank: int, first: int = 0, count: int | None = None) -> str:
-    """List rows of one rank; times in µs.
+    """Rows of one rank → text, a line each, with times in µs.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def rows(program: Program, rank: int, first: int = 0, count: int | None = None) 
 
 
 def _limited(lines: Iterator[Sequence[str]], total: int, what: str) -> list[str]:
-    """Align a header and the first lines of a list, and count the rest."""
+    """Header and lines of a list → aligned text of the first ones, and how many more there are."""
     shown = [cells for _, cells in zip(range(MAX_LINES + 1), lines, strict=False)]
     texts = [shortened("  " + line, 100) for line in aligned(shown, left=(len(shown[0]) - 1,))]
     return texts + ([f"  ... {total - MAX_LINES:,} more {what}"] if total > MAX_LINES else [])
@@ -186,7 +186,7 @@ def _cells(program: Program, rank: int, table: Table, row: int) -> tuple[str, ..
 
 
 def _tags(table: Table, row: int) -> str:
-    """Phase, layer, micro-batch and step, as far as they are set: ``forward l3 m0 s1``."""
+    """Row → the tags that are set, of phase, layer, micro-batch, step: ``forward l3 m0 s1``."""
     tags = [Phase(int(table.phase[row])).name.lower()] if table.phase[row] else []
     for letter, column in (("l", table.layer), ("m", table.micro_batch), ("s", table.step)):
         if column[row] >= 0:

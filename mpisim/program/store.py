@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError, UsageError
-from ..base.hdf5 import (
-    create_file,
-    open_file,
+from ..base.hdf5 import create_file, open_file
+from ..base.hdf5_data import (
     read_attributes,
     read_column,
     read_texts,

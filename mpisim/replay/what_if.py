@@ -1,4 +1,4 @@
-"""What-if changes: a program with other durations, CPU times or start times."""
+"""Program, what-if changes → the program with other durations, CPU times or start times."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WhatIf:
     cap_rank_gap: Mapping[int, float] = field(default_factory=dict)
 
     def describe(self) -> list[str]:
-        """Return one line for every change, for reports."""
+        """Return each change in words, for reports."""
         lines = [
             f"{what} times × {factor:g}"
             for what, factor in (
@@ -75,7 +75,7 @@ class WhatIf:
 def apply_what_if(
     program: Program, what: WhatIf, ranks: Sequence[int], comm: Any = None
 ) -> Program:
-    """Return the program with the changes made. **Collective** if `comm` is given.
+    """Program → the same with changed times. **Collective** if `comm` is given.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def _check_patterns(program: Program, what: WhatIf, comm: Any) -> None:
 
 
 def _changed(table: Table, names: tuple[str, ...], what: WhatIf, cap: float | None) -> Table:
-    """Return a table with changed times; each time is rounded once."""
+    """Table → the same with changed times, each rounded once."""
     factor = np.where(table.is_communication, what.comm, np.where(table.is_device, what.compute, 1))
     for pattern, times in what.kernels:
         hit = np.array([fnmatchcase(name, pattern) for name in names], bool)

@@ -80,34 +80,15 @@ def use_of_links(
     """
     routes = shared.routes
     n = len(routes.capacity)
-    width = max(step_time, 1) / BINS
-    moved, value, slope = np.zeros(n), np.zeros((2, n, BINS + 1)), np.zeros((2, n, BINS + 1))
-    whole = [flows] if repetition is None else repetition.flows(flows, FLOWS_AT_ONCE)
-    for part in whole:
-        found = carried(
-            routes.index,
-            routes.link,
-            routes.weight / WEIGHT_ONE,
-            *(part.route, part.begin, part.end, part.volume),
-            n,
-            width,
-            BINS,
-        )
-        for total, more in zip((moved, value, slope), found, strict=True):
-            total += more
-    bytes = np.rint(moved).astype(np.int64)
+    bytes, utilisation = _carried(shared, flows, step_time, repetition)
     capacity = routes.capacity * (1e12 / (1 << RATE_BITS))
+    utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
     parts = [(1, _Depths.of(shared, flows))]
     if repetition is not None:
         period = repetition.flows_of_period(flows)
         parts.append((repetition.times, _Depths.of(shared, period)))
     busy = np.sum([times * each.busy for times, each in parts], axis=0)
     both = np.sum([times * each.both for times, each in parts], axis=0)
-    value[0] += value[1]  # in place: there may be many links
-    slope[0] += slope[1]
-    utilisation = _spread(value[0], slope[0], width)
-    del value, slope
-    utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
     simulated, lowest, count = np.unique(
         routes.simulated_link, return_index=True, return_counts=True
@@ -121,11 +102,10 @@ def use_of_links(
     differ = np.any([np.diff(each[order], prepend=np.nan) != 0 for each in columns[1:]], axis=0)
     first = np.flatnonzero(differ)
     kept = order[first]
+    names = [shared.link_name(routes.names[i]) for i in lowest[kept].tolist()]
     return LinkUse(
         links={
-            "name": np.array(
-                [shared.link_name(routes.names[i]) for i in lowest[kept].tolist()], object
-            ),
+            "name": np.array(names, object),
             "count": np.add.reduceat(count[order], first),
             "capacity": capacity[kept],
             "bytes": bytes[kept],
@@ -135,6 +115,42 @@ def use_of_links(
         utilisation=utilisation[kept],
         sharing=_sharing(np.flatnonzero(both[kept] > 0), kept, parts),
     )
+
+
+def _carried(
+    shared: SharedLinks, flows: Flows, step_time: int, repetition: Repetition | None
+) -> tuple[Ints, NDArray[np.float64]]:
+    """Flows of a run → bytes that each link carried in the step, and in each of its bins.
+
+    Parameters
+    ----------
+    shared, flows, step_time, repetition
+        As of `use_of_links`.
+
+    Returns
+    -------
+    int64, shape (n,)
+    float64, shape (n, BINS)
+    """
+    routes = shared.routes
+    n, width = len(routes.capacity), max(step_time, 1) / BINS
+    moved, value, slope = np.zeros(n), np.zeros((2, n, BINS + 1)), np.zeros((2, n, BINS + 1))
+    weight = routes.weight / WEIGHT_ONE
+    for part in [flows] if repetition is None else repetition.flows(flows, FLOWS_AT_ONCE):
+        found = carried(
+            routes.index,
+            routes.link,
+            weight,
+            *(part.route, part.begin, part.end, part.volume),
+            n,
+            width,
+            BINS,
+        )
+        for total, more in zip((moved, value, slope), found, strict=True):
+            total += more
+    value[0] += value[1]  # in place: there may be many links
+    slope[0] += slope[1]
+    return np.rint(moved).astype(np.int64), _spread(value[0], slope[0], width)
 
 
 @frozen
@@ -162,7 +178,7 @@ class _Depths:
 
     @classmethod
     def of(cls, shared: SharedLinks, flows: Flows) -> _Depths:
-        """Count flows on links."""
+        """Flows → how many of them use each link, and when."""
         routes = shared.routes
         by_begin = np.argsort(flows.begin, kind="stable")
         by_link, first = flows_by_link(
@@ -173,7 +189,7 @@ class _Depths:
         return cls(busy, both, by_link, first, used_by, flows.begin, flows.end)
 
     def sharing(self, entries: Ints, links: Ints) -> Ints:
-        """Return pairs of communicators that used a link at the same time.
+        """Links → pairs of communicators that used one of them at the same time.
 
         Parameters
         ----------
@@ -197,7 +213,7 @@ class _Depths:
 def _spread(
     value: NDArray[np.float64], slope: NDArray[np.float64], width: float
 ) -> NDArray[np.float64]:
-    """Return the bytes that each link carried in each bin, from what `carried` adds up.
+    """What `carried` adds up → the bytes that each link carried in each bin.
 
     Both arrays are changed in place.
     """
@@ -210,7 +226,7 @@ def _spread(
 def _sharing(
     entries: Ints, links: Ints, parts: list[tuple[int, _Depths]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the communicators that used a link at the same time, and how long.
+    """Parts of the step → communicators that used a link at the same time, and how long.
 
     Parameters
     ----------

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..base.hdf5 import open_file, read_attributes, read_column, read_texts, text_of
+from ..base.hdf5 import open_file, text_of
+from ..base.hdf5_data import read_attributes, read_column, read_texts
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..program import Communicators, Kind, Operation
 from . import schema

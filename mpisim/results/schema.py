@@ -40,7 +40,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..base.hdf5 import StoredType
+from ..base.hdf5_data import StoredType
 from ..engine.critical_path import PieceKind
 from ..engine.fold import SplitReason
 from ..engine.rows import Binding

@@ -19,15 +19,8 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.files import check_output, write_whole
-from ..base.hdf5 import (
-    CHUNK,
-    build_file,
-    copy_part,
-    create_column,
-    write_attributes,
-    write_column,
-    write_texts,
-)
+from ..base.hdf5 import CHUNK, build_file
+from ..base.hdf5_data import copy_part, create_column, write_attributes, write_column, write_texts
 from ..engine.run import Run
 from ..mpi.parallel import collective_errors, progress
 from ..program import Program, Table

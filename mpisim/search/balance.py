@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..experiment import Experiment, Transformer
+from ..base.frozen import frozen
+from ..experiment import Experiment, Plan, Transformer
 from ..kernels import KernelModel
 from ..prediction.hardware import gpu_kinds, hardware_of
 from ..prediction.prepared import kernel_models
@@ -53,68 +55,103 @@ def balanced_shares(experiment: Experiment, keys: Sequence[str]) -> dict[str, li
             f"plan.pipeline.stages is {BALANCED!r}; stages of schedule = "
             f"{plan.pipeline.schedule!r} work both ways"
         )
-    hardware = hardware_of(experiment)
-    grid = Grid.of(plan, hardware.gpus)
-    kinds = gpu_kinds(experiment.cluster, hardware.cluster, hardware.named)
-    of_rank = np.zeros(grid.world, np.int64) if kinds is None else kinds[: grid.world]
-    models, _ = kernel_models(experiment, hardware)
-    layers = transformer_network(model, plan, grid).layers
-    times = np.array([[_seconds(layer, each) for layer in layers] for each in models])
-    roles = [layer.role for layer in layers]
-    first = roles.index("block")
-    last = first + roles.count("block")
-    block = times[:, first]
-    before, after = times[:, :first].sum(axis=1), times[:, last:].sum(axis=1)
-    stage, replica = grid.stage, grid.index("dp")
+    times = _Times.of(experiment, model)
     found: dict[str, list[int]] = {}
     parts = plan.pp * plan.vpp
-    counts: Sequence[float] = list(plan.pipeline.stages) or [(last - first) / parts] * parts
+    layers: Sequence[float] = list(plan.pipeline.stages) or [times.layers / parts] * parts
     if "pipeline.stages" in keys:
-        # Of every stage the slowest GPU in each respect.
-        own = [np.unique(of_rank[stage == number]) for number in range(plan.pp)]
-        already = [0.0] * plan.pp
-        already[0] += float(before[own[0]].max())
-        already[-1] += float(after[own[-1]].max())
-        each = [float(block[kinds_here].max()) for kinds_here in own]
-        blocks = handed_out(last - first, each, already, least=plan.vpp)
-        found["pipeline.stages"] = [
-            blocks[part % plan.pp] // plan.vpp
-            + (part // plan.pp < blocks[part % plan.pp] % plan.vpp)
-            for part in range(parts)
-        ]
-        counts = found["pipeline.stages"]
+        layers = found["pipeline.stages"] = _stages(plan, times)
     if "replica_batch" in keys:
-        micro_batches, rest = divmod(plan.global_batch, plan.micro_batch)
-        if rest:
-            raise InputError(
-                f"plan.global_batch is {plan.global_batch}, no multiple of micro_batch = "
-                f"{plan.micro_batch}"
-            )
-        on_stage = [sum(counts[number :: plan.pp]) for number in range(plan.pp)]
-        slowest = []
-        for number in range(grid.dp):
-            stages = [
-                float(
-                    max(
-                        on_stage[at] * block[kind]
-                        + (before[kind] if at == 0 else 0.0)
-                        + (after[kind] if at == plan.pp - 1 else 0.0)
-                        for kind in np.unique(of_rank[(replica == number) & (stage == at)])
-                    )
-                )
-                for at in range(plan.pp)
-            ]
-            slowest.append(max(stages))
-        filling = [(plan.pp - 1) * each for each in slowest]
-        shares = handed_out(micro_batches, slowest, filling, least=1)
-        found["replica_batch"] = [each * plan.micro_batch for each in shares]
+        found["replica_batch"] = _batches(plan, times, layers)
     return found
+
+
+@frozen(eq=False)
+class _Times:
+    """What the kernels of a micro-batch take on each kind of GPU, and where these are.
+
+    Attributes
+    ----------
+    layers : int
+        Blocks of the model.
+    block, before, after : float64, shape (n_kinds,)
+        Seconds of a block, of all layers before the blocks, and of all behind them.
+    kind, stage, replica : int64, shape (n_ranks,)
+        Of each rank: its kind of GPU, pipeline stage and data-parallel replica.
+    """
+
+    layers: int
+    block: NDArray[np.float64]
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+    kind: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    replica: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, experiment: Experiment, model: Transformer) -> _Times:
+        """Price every layer of an experiment's model on each kind of its GPUs."""
+        hardware = hardware_of(experiment)
+        grid = Grid.of(experiment.plan, hardware.gpus)
+        kinds = gpu_kinds(experiment.cluster, hardware.cluster, hardware.named)
+        kind = np.zeros(grid.world, np.int64) if kinds is None else kinds[: grid.world]
+        models, _ = kernel_models(experiment, hardware)
+        layers = transformer_network(model, experiment.plan, grid).layers
+        times = np.array([[_seconds(layer, each) for layer in layers] for each in models])
+        roles = [layer.role for layer in layers]
+        first = roles.index("block")
+        last = first + roles.count("block")
+        before, after = times[:, :first].sum(axis=1), times[:, last:].sum(axis=1)
+        return cls(last - first, times[:, first], before, after, kind, grid.stage, grid.index("dp"))
+
+
+def _stages(plan: Plan, times: _Times) -> list[int]:
+    """Plan → blocks of each model chunk; stages of slower GPUs have fewer."""
+    # Of every stage the slowest GPU in each respect.
+    own = [np.unique(times.kind[times.stage == number]) for number in range(plan.pp)]
+    already = [0.0] * plan.pp
+    already[0] += float(times.before[own[0]].max())
+    already[-1] += float(times.after[own[-1]].max())
+    each = [float(times.block[kinds].max()) for kinds in own]
+    blocks = handed_out(times.layers, each, already, least=plan.vpp)
+    shares = []
+    for part in range(plan.pp * plan.vpp):
+        chunk, stage = divmod(part, plan.pp)
+        whole, rest = divmod(blocks[stage], plan.vpp)
+        shares.append(whole + (chunk < rest))
+    return shares
+
+
+def _batches(plan: Plan, times: _Times, layers: Sequence[float]) -> list[int]:
+    """Plan and the blocks of each model chunk → sequences of each replica."""
+    micro_batches, rest = divmod(plan.global_batch, plan.micro_batch)
+    if rest:
+        raise InputError(
+            f"plan.global_batch is {plan.global_batch}, no multiple of micro_batch = "
+            f"{plan.micro_batch}"
+        )
+    on_stage = [sum(layers[number :: plan.pp]) for number in range(plan.pp)]
+
+    def seconds(replica: int, stage: int) -> float:
+        kinds = np.unique(times.kind[(times.replica == replica) & (times.stage == stage)])
+        taken = on_stage[stage] * times.block[kinds]
+        if stage == 0:
+            taken = taken + times.before[kinds]
+        if stage == plan.pp - 1:
+            taken = taken + times.after[kinds]
+        return float(taken.max())
+
+    replicas = range(int(times.replica.max()) + 1)
+    slowest = [max(seconds(each, stage) for stage in range(plan.pp)) for each in replicas]
+    filling = [(plan.pp - 1) * each for each in slowest]
+    shares = handed_out(micro_batches, slowest, filling, least=1)
+    return [each * plan.micro_batch for each in shares]
 
 
 def handed_out(
     number: int, each: Sequence[float], already: Sequence[float], least: int
 ) -> list[int]:
-    """Hand out equal pieces of work so that the last is done as early as can be.
+    """Equal pieces of work, times of workers → pieces of each, so that all are done earliest.
 
     Parameters
     ----------
@@ -151,7 +188,7 @@ def handed_out(
 
 
 def _seconds(layer: Layer, model: KernelModel) -> float:
-    """Return how long the kernels of a layer take, forward and backward."""
+    """Layer → seconds of its kernels, forward and backward."""
     tasks = [task for each in layer.operators for task in (*each.forward, *each.backward)]
     kernels = [task.kernel for task in tasks if isinstance(task, Compute)]
     return sum(model.estimate(kernel).duration for kernel in kernels) * 1e-12

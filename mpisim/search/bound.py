@@ -13,17 +13,17 @@ every schedule. Where a stage holds several chunks, the first and the last term 
 first chunk; where gradients of weights may come last (zero-bubble schedules) the last term is 0,
 and where a pipeline runs both ways so is the first.
 
-Durations are those that the simulation uses: of one kernel alone, on the fastest of the GPUs.
-Nothing makes a kernel faster there: what overlaps slows it, stragglers slow it. Random factors
-could; with these there is no bound (0).
+Durations are those that the simulation uses (:mod:`.layer_times`). Nothing makes a kernel faster
+there: what overlaps slows it, stragglers slow it. Random factors could; with these there is no
+bound (0).
 
 f, b and g also hold the communications of operators (of tensor, context and expert parallelism), as
 long as each takes alone on the network: sharing links only makes them longer. What an operator
 starts waits for the kernels and communications before it, and the next operator for all of it; in
 between some communications run beside kernels (rings of context parallelism, chunks of products).
-So the time of an operator is its longest chain of tasks (`_Price.chain`), and times of operators
-add up. The exception are passes of two micro-batches that take turns, which run beside the
-communications of each other: no communication counts there.
+So the time of an operator is its longest chain of tasks, and times of operators add up. The
+exception are passes of two micro-batches that take turns, which run beside the communications of
+each other: no communication counts there.
 
 FSDP adds kernels to every micro-batch: copies of what is gathered and reduced, or gradients that
 are added up; without a pipeline it gathers and reduces every layer in each, too, so that
@@ -34,39 +34,30 @@ are added up; without a pipeline it gathers and reduces every layer in each, too
 which takes milliseconds, and is mostly 1 to 4 % more.
 
 Kernels depend on few keys of a plan, so their sums are kept by these (`StepBounds`): a bound of
-another number of stages or micro-batches costs some additions. Of what is kept the least recently
-used makes room, so that a long search needs no more memory than a short one.
+another number of stages or micro-batches costs some additions. The least recently used sums make
+room for new ones, so that a long search needs no more memory than a short one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..base.lru_cache import LruCache
 from ..experiment import Experiment, Plan, Transformer, keys_of
 from ..experiment.model_counts import samples
-from ..kernels import KernelModel
-from ..kernels.operations import BYTES, Elementwise, Kernel
 from ..prediction.hardware import Hardware, with_convolutions
 from ..prediction.network import network_of
 from ..prediction.prepared import kernel_models, with_step_constants
-from ..program import Operation
 from ..schedules import SCHEDULES, pipeline
-from ..topo import Network
 from ..workloads import check_layout
-from ..workloads.data_parallel.buckets import chunk_parameters, of_kind, padded
 from ..workloads.grid import Grid
 from ..workloads.layout import ModelChunk, networks_of, split_layers
-from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Operator, Task
 from ..workloads.operators import Network as LayerStack
-from ..workloads.recomputation import recomputed_layers, recomputed_operators
+from ..workloads.recomputation import recomputed_layers
+from .layer_times import LayerPrices, LayerTimes, ShardedTimes
 from .pipeline_bound import PassTimes, pipeline_time
 
 __all__ = ["StepBounds"]
@@ -95,69 +86,12 @@ OF_A_PLAN = attrgetter(*keys_of(Plan(1)))
 OF_LAYERS = attrgetter(*(key for key in keys_of(Plan(1)) if key not in NOT_OF_KERNELS))
 """Plan → its values, all of them and those that kernels of a transformer's layers depend on."""
 
-AXES = ("tp", "cp", "etp", "ep", "etp-ep")
-"""Axes whose communications belong to operators."""
-
-
-MOST_NETWORKS, MOST_PRICES, MOST_TIMES = 512, 64, 2**16
-"""Kept of each kind: networks of layers (up to 100 KB each), clusters with their kernel models, and
-times of kernels, communications and layers on each of these."""
-
-MAX_RANKS = 1024
-"""Of a group that shares gradients, to be looked at: its price takes the square of that."""
+MOST_NETWORKS, MOST_PRICES, MOST_PLACES = 512, 64, 2**16
+"""Kept of each kind: networks of layers (up to 100 KB each), clusters with their kernel models and
+the times on each (:mod:`.layer_times`), and texts of what these depend on."""
 
 MOST_PASSES = 40_000
 """Of all stages in a step, to be gone through: it takes a microsecond or two for each."""
-
-PARTS: tuple[BackwardPart, BackwardPart] = ("input", "weight")
-"""Of the backward, where it is split."""
-
-
-class _LayerTimes(NamedTuple):
-    """Kernels and communications of one micro-batch on a layer, in ps."""
-
-    forward: int
-    backward: int
-    inputs: int
-    """Of the backward: without gradients of weights."""
-    again: int
-    """Where the whole layer is recomputed."""
-    selected: int
-    """Where it is not, but some of its operators are."""
-    after_forward: int
-    """Communications behind the last kernel of the forward."""
-    after_backward: int
-
-
-class _Chain(NamedTuple):
-    """The tasks of an operator, from its beginning, in ps."""
-
-    end: int
-    """When the next operator can begin."""
-    kernels: int
-    """When its last kernel has ended; 0: it has none."""
-
-
-def _behind(chains: Iterable[_Chain]) -> int:
-    """Operators in sequence, the last first → time behind the last kernel, in ps."""
-    found = 0
-    for each in chains:
-        found += each.end - each.kernels
-        if each.kernels:
-            break
-    return found
-
-
-class _Sharded(NamedTuple):
-    """What sharded parameters add to a micro-batch on a layer, in ps."""
-
-    forward: int
-    backward: int
-    gathered: int
-    reduced: int
-
-
-NOTHING = _Sharded(0, 0, 0, 0)
 
 
 class _ChunkTimes(NamedTuple):
@@ -177,8 +111,10 @@ class StepBounds:
     """Lower bounds of steps, with the sums of kernels that they have in common."""
 
     def __init__(self) -> None:
-        self._networks: LruCache[list[tuple[LayerStack, list[_LayerTimes]]]] = _kept(MOST_NETWORKS)
-        self._prices: LruCache[_Price] = _kept(MOST_PRICES)
+        self._networks: LruCache[list[tuple[LayerStack, list[LayerTimes]]]] = LruCache(
+            MOST_NETWORKS
+        )
+        self._prices: LruCache[LayerPrices] = LruCache(MOST_PRICES)
         self._places: dict[tuple[int, ...], tuple[Hashable, tuple[Any, ...]]] = {}
 
     def of(self, experiment: Experiment, hardware: Hardware) -> int:
@@ -242,7 +178,7 @@ class StepBounds:
 
     def _layers(
         self, experiment: Experiment, hardware: Hardware, grid: Grid
-    ) -> list[tuple[LayerStack, list[_LayerTimes]]]:
+    ) -> list[tuple[LayerStack, list[LayerTimes]]]:
         """Return the networks of an experiment with the times of each layer."""
         transformer = isinstance(experiment.model, Transformer)
         plan = experiment.plan
@@ -264,10 +200,10 @@ class StepBounds:
             ],
         )
 
-    def _price(self, experiment: Experiment, hardware: Hardware) -> _Price:
+    def _price(self, experiment: Experiment, hardware: Hardware) -> LayerPrices:
         """Return the durations on the hardware of an experiment."""
         on = (experiment.model, self._place(experiment), hardware.gpus)
-        return self._prices.get(on, lambda: _new_price(experiment, hardware))
+        return self._prices.get(on, lambda: _new_prices(experiment, hardware))
 
     def _place(self, experiment: Experiment) -> Hashable:
         """Return what prices depend on besides model and plan, as text."""
@@ -282,239 +218,20 @@ class StepBounds:
         # Candidates share these objects, whose texts take long: they are known by the objects.
         same = tuple(map(id, parts))
         if same not in self._places:
-            if len(self._places) >= MOST_TIMES:
+            if len(self._places) >= MOST_PLACES:
                 self._places.clear()
             self._places[same] = tuple(map(repr, parts)), parts  # held, so that no id is reused
         return self._places[same][0]
 
 
-def _kept(most: int) -> LruCache[Any]:
-    """Return a cache of so many values."""
-    return LruCache(most, lambda value: 1)
-
-
-def _new_price(experiment: Experiment, hardware: Hardware) -> _Price:
+def _new_prices(experiment: Experiment, hardware: Hardware) -> LayerPrices:
     models, constants = kernel_models(experiment, hardware)
     folder, nodes = Path(experiment.source).parent, experiment.cluster.nodes
     network = network_of(hardware.cluster, nodes, experiment.network, folder)
-    return _Price(models, with_step_constants(network, constants))
+    return LayerPrices(models, with_step_constants(network, constants))
 
 
-Classes = Mapping[str, tuple[Hashable, ...]]
-"""Classes of the communicators along each axis, see `mpisim.topo.Network.group_classes`."""
-
-
-class _Price:
-    """Durations of layers on one cluster, each kernel and each communication looked up once."""
-
-    def __init__(self, models: Sequence[KernelModel], network: Network) -> None:
-        self._models, self._network = models, network
-        self._known: LruCache[int] = _kept(MOST_TIMES)
-        self._communications: LruCache[int] = _kept(MOST_TIMES)
-        self._classes: LruCache[Classes] = _kept(MOST_NETWORKS)
-        self._layers: LruCache[_LayerTimes] = _kept(MOST_TIMES)
-        self._sharded: LruCache[_Sharded] = _kept(MOST_TIMES)
-        self._data: LruCache[Classes] = _kept(MOST_NETWORKS)
-        self._stages: LruCache[Classes] = _kept(MOST_NETWORKS)
-
-    def classes_of(self, grid: Grid) -> Classes:
-        """Return the classes of communicators of a grid, along the axes of operators.
-
-        Those of neighbours in a ring have ``":pairs"`` behind the name of the axis.
-        """
-        return self._classes.get(grid, lambda: self._classes_along_axes(grid))
-
-    def _classes_along_axes(self, grid: Grid) -> Classes:
-        made = {}
-        for axis in AXES:
-            members = grid.groups(axis)
-            if members.shape[1] > 1:
-                pairs = np.stack([members, np.roll(members, -1, axis=1)], axis=2)
-                made[axis] = self._classes_of(members)
-                made[f"{axis}:pairs"] = self._classes_of(pairs.reshape(-1, 2))
-        return made
-
-    def _classes_of(self, members: NDArray[np.int64]) -> tuple[Hashable, ...]:
-        n, size = members.shape
-        index = np.arange(n + 1, dtype=np.int64) * size
-        flat = members.reshape(-1).astype(np.int32)
-        return tuple(self._network.group_classes(index, flat)[1])
-
-    def layers(self, plan: Plan, network: LayerStack, classes: Classes) -> list[_LayerTimes]:
-        """Return the times of each layer of a network."""
-        # By the tuple of operators itself first: layers of one kind have one, slow to hash.
-        known: dict[int, _LayerTimes] = {}
-        for layer in network.layers:
-            if id(layer.operators) not in known:
-                known[id(layer.operators)] = self._layer(plan, layer, classes)
-        return [known[id(layer.operators)] for layer in network.layers]
-
-    def _layer(self, plan: Plan, layer: Layer, classes: Classes) -> _LayerTimes:
-        """Return the times of a layer."""
-        operators = layer.operators
-        again = recomputed_operators(plan, operators)
-        selective = plan.recompute.granularity == "selective"
-        key = (operators, len(again), selective, tuple(classes.items()))
-        return self._layers.get(
-            key, lambda: self._times(operators, again, classes, selective=selective)
-        )
-
-    def _times(
-        self,
-        operators: Sequence[Operator],
-        again: Sequence[Operator],
-        classes: Classes,
-        *,
-        selective: bool,
-    ) -> _LayerTimes:
-        """Return the times of a layer of these operators."""
-        ahead = [self.chain(each.forward, classes) for each in operators]
-        forward = [each.end for each in ahead]
-        back = [self.chain(each.backward, classes) for each in operators]
-        split = [
-            [self.chain(each.backward_part(part), classes) for each in operators] for part in PARTS
-        ]
-        inputs, weights = ([each.end for each in chains] for chains in split)
-        return _LayerTimes(
-            forward=sum(forward),
-            # In one pass or in two, whichever is sooner.
-            backward=sum(
-                min(each.end, one + other)
-                for each, one, other in zip(back, inputs, weights, strict=True)
-            ),
-            inputs=sum(inputs),
-            again=sum(self.chain(each.forward, classes).end for each in again),
-            selected=sum(
-                time for time, each in zip(forward, operators, strict=True) if each.selective
-            )
-            if selective
-            else 0,
-            after_forward=_behind(reversed(ahead)),
-            after_backward=max(map(_behind, (back, *split))),
-        )
-
-    def chain(self, tasks: Sequence[Task], classes: Classes) -> _Chain:
-        """Return how long what an operator starts takes until the next one can begin.
-
-        As `mpisim.workloads.blocks.BlockBuilder` writes tasks: kernels one after another, each
-        after the latest communication without a token and after those whose tokens it names;
-        communications of a group likewise, each after the kernel before it or after its tokens.
-        Tokens that outlive the operator are not waited for here.
-        """
-        kernels = pending = 0
-        tokens: dict[str, int] = {}
-        streams: dict[str, int] = {}
-        for task in tasks:
-            if isinstance(task, Compute):
-                arrived = (tokens[each] for each in task.after if each in tokens)
-                kernels = max(kernels, pending, *arrived, 0) + self._kernel(task.kernel)
-            elif isinstance(task, Communicate):
-                time = self._communication(task, classes)
-                if task.after is None:
-                    start = max(kernels, pending)
-                else:
-                    start = max((tokens[each] for each in task.after if each in tokens), default=0)
-                    if not any(each in tokens for each in task.after):
-                        continue  # it may begin before the operator does
-                end = max(start, streams.get(task.group, 0)) + time
-                streams[task.group] = end
-                if not task.token:
-                    pending = end
-                elif not task.carried:
-                    tokens[task.token] = end
-        return _Chain(max(kernels, pending, *tokens.values(), 0), kernels)
-
-    def sharded(self, plan: Plan, network: LayerStack, grid: Grid) -> list[_Sharded]:
-        """Return what FSDP adds to every micro-batch, for each layer of a network.
-
-        Of blocks that are a unit each; nothing is said of others, nor of routed experts. As
-        `mpisim.workloads.data_parallel.fsdp` writes it.
-        """
-        ranks = grid.dp * grid.cp
-        key = (
-            plan.pp == 1,
-            plan.zero,
-            plan.framework.reshard_after_forward,
-            plan.framework.flat_shards,
-            ranks,
-        )
-        precision = plan.precision
-        formats = plan.weight_format, precision.gradients, precision.main_parameters
-        known: dict[int, _Sharded] = {}  # by the tuple of operators itself
-        found = []
-        for layer in network.layers:
-            if (
-                plan.framework.wrap_layers > 1
-                or plan.zero_group is not None
-                or layer.role != "block"
-            ):
-                found.append(NOTHING)
-                continue
-            at = id(layer.operators)
-            if at not in known:
-                of_layer = (layer.operators, key, formats, grid)
-                known[at] = self._sharded.get(of_layer, partial(self._unit, plan, layer, grid))
-            found.append(known[at])
-        return found
-
-    def _unit(self, plan: Plan, layer: Layer, grid: Grid) -> _Sharded:
-        """Return what FSDP adds to every micro-batch for a unit of one layer."""
-        parameters = of_kind(chunk_parameters([layer]), expert=False)
-        ranks = grid.dp * grid.cp
-        size = sum(padded(each.size, ranks) for each in parameters)
-        weight = BYTES[plan.weight_format]
-        gradient = BYTES[plan.precision.gradients or plan.weight_format]
-        if plan.pp > 1:  # gathered and reduced once a step
-            return _Sharded(0, self._kernel(Elementwise((weight + 2 * gradient) * size)), 0, 0)
-        again = plan.zero == 3 and plan.framework.reshard_after_forward
-        out = into = 0
-        if not plan.framework.flat_shards:
-            source = weight if ranks > 1 else BYTES[plan.precision.main_parameters]
-            out = self._kernel(Elementwise((source + weight) * size))
-            into = self._kernel(Elementwise((weight + gradient) * size))
-        gather, reduce = Operation.ALL_GATHER, Operation.REDUCE_SCATTER
-        classes = self.data_classes(grid) if 1 < ranks <= MAX_RANKS else {}
-        gathered = self._communication(Communicate("", gather, "dp", weight * size), classes)
-        reduced = self._communication(Communicate("", reduce, "dp", gradient * size), classes)
-        return _Sharded(out, again * out + into, (1 + again) * gathered, reduced)
-
-    def data_classes(self, grid: Grid) -> Classes:
-        """Return the class of a communicator that shares gradients: any one bounds the step."""
-        return self._data.get(grid, lambda: {"dp": self._classes_of(grid.groups("dp-cp")[:1])})
-
-    def message(self, plan: Plan, grid: Grid, size: int) -> int:
-        """Return the least that a message of so many bytes takes between two stages."""
-        split = plan.message_shares
-        size = size // split if size % split == 0 else size
-        task = Communicate("", Operation.SEND_RECV, "pp", size)
-        return self._communication(task, self._stages.get(grid, lambda: self._pairs(grid)))
-
-    def _pairs(self, grid: Grid) -> Classes:
-        """Return the classes of neighbouring stages, either way."""
-        members = grid.groups("pp")
-        pairs = [np.stack([members, np.roll(members, by, axis=1)], axis=2) for by in (-1, 1)]
-        return {"pp:pairs": self._classes_of(np.concatenate(pairs).reshape(-1, 2))}
-
-    def _kernel(self, kernel: Kernel) -> int:
-        return self._known.get(
-            kernel, lambda: min(model.estimate(kernel).duration for model in self._models)
-        )
-
-    def _communication(self, task: Communicate, classes: Classes) -> int:
-        """Return how long a communication takes alone; 0 where nothing is known."""
-        ring = task.operation is Operation.SEND_RECV
-        group = classes.get(f"{task.group}:pairs" if ring else task.group)
-        if group is None:
-            return 0
-        return self._communications.get(
-            (task.operation, task.bytes, group),
-            lambda: min(
-                self._network.price(task.operation, task.bytes, each).duration for each in group
-            ),
-        )
-
-
-def _added(times: _LayerTimes, sharded: _Sharded) -> _LayerTimes:
+def _added(times: LayerTimes, sharded: ShardedTimes) -> LayerTimes:
     """Return the times of a layer with the kernels of sharded parameters."""
     return times._replace(
         forward=times.forward + sharded.forward, backward=times.backward + sharded.backward
@@ -522,7 +239,7 @@ def _added(times: _LayerTimes, sharded: _Sharded) -> _LayerTimes:
 
 
 def _times_of_chunks(
-    plan: Plan, network: LayerStack, layers: Sequence[_LayerTimes], chunks: Sequence[ModelChunk]
+    plan: Plan, network: LayerStack, layers: Sequence[LayerTimes], chunks: Sequence[ModelChunk]
 ) -> list[_ChunkTimes]:
     """Chunks of a network → the kernels of each, in the order of the layers."""
     found, at = [], 0

@@ -147,9 +147,7 @@ class _Shared:
         varied = {key.removeprefix("plan.") for key in space.keys if key.startswith("plan.")}
         self._sizes = varied - self._filler.looks_at
         # By all that tables say of a plan but sizes.
-        self._plans: LruCache[tuple[Plan, dict[str, ProfileKey]]] = LruCache(
-            MOST_PLANS, lambda plan: 1
-        )
+        self._plans: LruCache[tuple[Plan, dict[str, ProfileKey]]] = LruCache(MOST_PLANS)
         self._read: set[tuple[str, int]] = set()  # sizes that plans were read with
 
     def with_plan(self, tables: Mapping[str, Any]) -> Experiment:

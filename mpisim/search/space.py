@@ -222,17 +222,9 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
     InputError
         Naming the file and the key, what was found and what is allowed.
     """
-    search = tables.get("search")
-    if search is None:
-        raise InputError(
-            f"{source}: has no table [search]; give what to vary, as [search.vary] "
-            'with plan.tp = "auto", or --vary plan.tp=1,2,4'
-        )
-    if not isinstance(search, dict):
-        raise InputError(f"{source}: key 'search' is {search!r}; it must be a table, [search]")
-    given = dict(search)
-    vary = given.pop("vary", {})
-    choice = read_choice(given, source)
+    search = _search_table(tables, source)
+    vary = search.pop("vary", {})
+    choice = read_choice(search, source)
     if choice.asks_job and "job" not in tables:
         raise InputError(
             f"{source}: [search] asks for a whole job, and there is no table [job]: give tokens or "
@@ -241,32 +233,8 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
     base = with_sub_tables(
         {name: table for name, table in tables.items() if name != "search"}, source
     )
-    traced: TracedValues | None = None
-    if "workload" in base:
-        first = dict(_flattened(vary)) if isinstance(vary, dict) else {}
-        traced = TracedValues(_first_values(base, first), source)
-        traced.check_objectives(choice.objectives)
-        for name in (*choice.limits, *choice.job_limits):
-            raise InputError(
-                f"{source}: key 'search.max_{name}' is given; a trace does not tell what is drawn"
-            )
-    if vary == "auto":
-        vary = {"plan": "auto"}
-    if isinstance(vary, dict) and vary.get("plan") == "auto":
-        if traced is None:
-            others = {table: keys for table, keys in vary.items() if table != "plan"}
-            keys_of_plan = automatic_keys(
-                _shared_experiment(base, dict(_flattened(others)), source)
-            )
-        else:
-            keys_of_plan = traced.all_automatic
-        vary = {**vary, "plan": dict.fromkeys(keys_of_plan, "auto")}
-    if not isinstance(vary, dict) or not vary:
-        raise InputError(
-            f"{source}: key 'search.vary' is {vary!r}; it must be \"auto\" or a table of keys with "
-            "their values, as plan.tp = [1, 2, 4]"
-        )
-    flat = dict(_flattened(vary))
+    traced = _values_of_trace(base, vary, choice, source) if "workload" in base else None
+    flat = dict(_flattened(_with_automatic_plan(vary, base, traced, source)))
     if "plan.dp" not in flat and any(f"plan.{axis}" in flat for axis in ("tp", "pp", "cp")):
         # What remains of the GPUs, whatever the file says for its own sizes.
         base["plan"] = {key: value for key, value in base.get("plan", {}).items() if key != "dp"}
@@ -275,33 +243,86 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
         automatic, tables_of = _of_plan(experiment, source), (*TABLES, "model")
     else:
         automatic, tables_of = traced.automatic, tuple(TABLES_OF_TRACES)
-    keys, lists = [], []
+    values = {}
     for key, value in flat.items():
-        now = renamed(key)
-        if now is not None:
-            raise InputError(f"{source}: key 'search.vary.{key}' has a new name: '{now}'")
-        table = key.partition(".")[0]
-        if table not in tables_of or "." not in key:
-            raise InputError(
-                f"{source}: key 'search.vary' has {key!r}, which is no key of an experiment"
-                f"{tables_with(key) or one_of(table, tables_of)}"
-            )
+        _check_key(key, tables_of, source)
         if traced is not None:
             traced.check_key(key)
-        keys.append(key)
-        lists.append(_values(key, value, automatic, source))
-    if choice.each is not None and choice.each not in keys:
+        values[key] = _values(key, value, automatic, source)
+    if choice.each is not None and choice.each not in values:
         raise InputError(
             f"{source}: key 'search.each' is {choice.each!r}, which is not varied"
-            f"{one_of(choice.each, keys)}"
+            f"{one_of(choice.each, values)}"
         )
-    space = SearchSpace(base, source, tuple(keys), tuple(lists), choice)
+    space = SearchSpace(base, source, tuple(values), tuple(values.values()), choice)
     if len(space) > MAX_CANDIDATES:
         raise InputError(
             f"{source}: [search.vary] makes {len(space):,} combinations; "
             f"there can be {MAX_CANDIDATES:,}"
         )
     return space
+
+
+def _search_table(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Parsed tables of a file → a copy of its ``[search]``."""
+    search = tables.get("search")
+    if search is None:
+        raise InputError(
+            f"{source}: has no table [search]; give what to vary, as [search.vary] "
+            'with plan.tp = "auto", or --vary plan.tp=1,2,4'
+        )
+    if not isinstance(search, dict):
+        raise InputError(f"{source}: key 'search' is {search!r}; it must be a table, [search]")
+    return dict(search)
+
+
+def _values_of_trace(
+    base: Mapping[str, Any], vary: Any, choice: Choice, source: str
+) -> TracedValues:
+    """Tables with a recorded trace → the values that keys can have over it."""
+    first = dict(_flattened(vary)) if isinstance(vary, dict) else {}
+    traced = TracedValues(_first_values(base, first), source)
+    traced.check_objectives(choice.objectives)
+    for name in (*choice.limits, *choice.job_limits):
+        raise InputError(
+            f"{source}: key 'search.max_{name}' is given; a trace does not tell what is drawn"
+        )
+    return traced
+
+
+def _with_automatic_plan(
+    vary: Any, base: Mapping[str, Any], traced: TracedValues | None, source: str
+) -> dict[str, Any]:
+    """``[search.vary]`` → the same as a table, with the keys that ``plan = "auto"`` stands for."""
+    if vary == "auto":
+        vary = {"plan": "auto"}
+    if isinstance(vary, dict) and vary.get("plan") == "auto":
+        if traced is None:
+            others = {table: keys for table, keys in vary.items() if table != "plan"}
+            shared = _shared_experiment(base, dict(_flattened(others)), source)
+            keys = automatic_keys(shared)
+        else:
+            keys = traced.all_automatic
+        vary = {**vary, "plan": dict.fromkeys(keys, "auto")}
+    if not isinstance(vary, dict) or not vary:
+        raise InputError(
+            f"{source}: key 'search.vary' is {vary!r}; it must be \"auto\" or a table of keys with "
+            "their values, as plan.tp = [1, 2, 4]"
+        )
+    return vary
+
+
+def _check_key(key: str, tables_of: Sequence[str], source: str) -> None:
+    """Refuse a key to vary that no experiment has."""
+    now = renamed(key)
+    if now is not None:
+        raise InputError(f"{source}: key 'search.vary.{key}' has a new name: '{now}'")
+    table = key.partition(".")[0]
+    if table not in tables_of or "." not in key:
+        raise InputError(
+            f"{source}: key 'search.vary' has {key!r}, which is no key of an experiment"
+            f"{tables_with(key) or one_of(table, tables_of)}"
+        )
 
 
 def _spoken(key: str) -> str:

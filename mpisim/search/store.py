@@ -17,16 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.hdf5 import (
-    StoredType,
-    create_file,
-    open_file,
-    read_column,
-    read_json_text,
-    reading_kept,
-    write_column,
-    write_json_text,
-)
+from ..base.hdf5 import create_file, open_file, reading_kept
+from ..base.hdf5_data import StoredType, read_column, read_json_text, write_column, write_json_text
 from .choice import Choice
 from .records import Reason, Records, Status
 from .space import SearchSpace

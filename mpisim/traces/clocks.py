@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,10 +26,13 @@ __all__ = [
 
 MAX_RAW_DIFFERENCE = 150 * PS_PER_US
 """Ends of one operation differ by less, before clock offsets are known."""
+
 MAX_MEDIAN_SCATTER = 25 * PS_PER_US
 """Ends of one synchronising operation differ by less, with clock offsets removed (median)."""
+
 MIN_AGREEING_SHARE = 0.4
 """Share of the kernels of two lines that must agree: a clock that jumps spoils the rest."""
+
 MIN_LINE_KERNELS = 4
 """A line with fewer kernels than this says little about clocks."""
 
@@ -37,8 +41,10 @@ MAX_RECEIVE_LAG = 400 * PS_PER_US
 
 Line = list[Communication]
 """The kernels of one rank on one communicator, in order."""
+
 Pair = tuple[Communication, Communication]
 """A send and its receive."""
+
 Edge = tuple[bool, int, int, int, int, int]
 """Two ranks whose clocks can be compared: whether only by pairs, scatter of the differences, minus
 their number, the ranks, and by how much the first rank's clock is ahead (times in ps)."""
@@ -47,7 +53,7 @@ their number, the ranks, and by how much the first rank's clock is ahead (times 
 def estimate_offsets(
     lines: list[Line], pairs: list[Pair], ranks: list[int]
 ) -> dict[int, int] | None:
-    """Clock offsets of ranks, from the ends of long lines that run in step.
+    """Ends of long lines that run in step → clock offsets of ranks.
 
     Offsets spread from rank to rank along the line pairs with the least scatter (a minimum
     spanning tree), so a poor pair is used only where no better one exists. Sends and receives
@@ -68,25 +74,42 @@ def estimate_offsets(
         short lines.
     """
     none = dict.fromkeys(ranks, 0)
-    edges: list[Edge] = []
-    for i, a in enumerate(lines):
-        for b in lines[i + 1 :]:
-            if a[0].rank == b[0].rank or min(len(a), len(b)) < MIN_LINE_KERNELS:
-                continue
-            if (a[0].group, a[0].group_name) != (b[0].group, b[0].group_name):
-                continue
-            wide = np.array(differences(a, b, none))
-            if len(wide) < MIN_AGREEING_SHARE * min(len(a), len(b)) or len(wide) < MIN_LINE_KERNELS:
-                continue
-            middle = int(np.median(wide))
-            scatter = int(np.median(np.abs(wide - middle)))
-            near = np.abs(wide - middle) <= MAX_MEDIAN_SCATTER
-            if near.mean() >= MIN_AGREEING_SHARE and (
-                is_named(a) or abs(middle) <= MAX_RAW_DIFFERENCE
-            ):
-                middle = int(np.median(wide[near]))
-                edges.append((False, scatter, -len(wide), a[0].rank, b[0].rank, middle))
-    edges += _between_pairs(pairs)
+    compared = (_between_lines(a, b, none) for i, a in enumerate(lines) for b in lines[i + 1 :])
+    edges = [edge for edge in compared if edge is not None] + _between_pairs(pairs)
+    found = _offsets_along(_spanning_tree(edges, ranks), ranks)
+    # Short lines are independent evidence: in some jobs one member always ends later, which looks
+    # like an offset of its clock but is none.
+    return found if _nearest(lines, found) <= _nearest(lines, none) else None
+
+
+def _between_lines(a: Line, b: Line, none: dict[int, int]) -> Edge | None:
+    """Two lines → how far their ranks' clocks are apart; None where they do not run in step.
+
+    Parameters
+    ----------
+    a, b : Line
+    none : dict of int to int
+        Every rank, without an offset.
+    """
+    if a[0].rank == b[0].rank or min(len(a), len(b)) < MIN_LINE_KERNELS:
+        return None
+    if (a[0].group, a[0].group_name) != (b[0].group, b[0].group_name):
+        return None
+    wide = np.array(differences(a, b, none))
+    if len(wide) < MIN_AGREEING_SHARE * min(len(a), len(b)) or len(wide) < MIN_LINE_KERNELS:
+        return None
+    middle = int(np.median(wide))
+    scatter = int(np.median(np.abs(wide - middle)))
+    near = np.abs(wide - middle) <= MAX_MEDIAN_SCATTER
+    if near.mean() < MIN_AGREEING_SHARE:
+        return None
+    if not is_named(a) and abs(middle) > MAX_RAW_DIFFERENCE:
+        return None
+    return (False, scatter, -len(wide), a[0].rank, b[0].rank, int(np.median(wide[near])))
+
+
+def _spanning_tree(edges: Iterable[Edge], ranks: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
+    """Edges → minimum spanning forest (Kruskal): neighbours of each rank, with their offsets."""
     parent = {rank: rank for rank in ranks}
 
     def root(rank: int) -> int:
@@ -95,30 +118,35 @@ def estimate_offsets(
         return rank
 
     tree: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for _, _, _, a_rank, b_rank, middle in sorted(edges):
-        if root(a_rank) != root(b_rank):
-            parent[root(a_rank)] = root(b_rank)
-            tree[a_rank].append((b_rank, -middle))
-            tree[b_rank].append((a_rank, middle))
-    found = dict(none)
+    for _, _, _, a, b, middle in sorted(edges):
+        if root(a) != root(b):
+            parent[root(a)] = root(b)
+            tree[a].append((b, -middle))
+            tree[b].append((a, middle))
+    return tree
+
+
+def _offsets_along(
+    tree: Mapping[int, Sequence[tuple[int, int]]], ranks: Iterable[int]
+) -> dict[int, int]:
+    """Spanning forest → offset of each rank; the lowest rank of each tree has 0."""
+    found = dict.fromkeys(ranks, 0)
     seen: set[int] = set()
     for first in sorted(found):
         stack = [] if first in seen else [first]
         seen.add(first)
         while stack:
             rank = stack.pop()
-            for other, difference in tree[rank]:
+            for other, difference in tree.get(rank, ()):
                 if other not in seen:
                     seen.add(other)
                     found[other] = found[rank] + difference
                     stack.append(other)
-    # Short lines are independent evidence: in some jobs one member always ends later, which looks
-    # like an offset of its clock but is none.
-    return found if _nearest(lines, found) <= _nearest(lines, none) else None
+    return found
 
 
 def _between_pairs(pairs: list[Pair]) -> list[Edge]:
-    """How far clocks are apart by sends and receives.
+    """Sends and receives → how far clocks of ranks are apart.
 
     A send ends some 100 µs before its receive. Where messages go both ways this cancels; where
     they do not, only a greater difference is one of clocks.

@@ -60,7 +60,7 @@ _SIZES = {
 
 
 def collective_name(recorded: str) -> str:
-    """Return one name for the many spellings of a collective.
+    """Name of a collective in any of its spellings → its one name.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def collective_name(recorded: str) -> str:
 
 
 def process_groups(path: Path, records: Iterable[Any]) -> dict[str, ProcessGroup]:
-    """Return the groups of all ``process_group:init`` records, by name.
+    """Records ``process_group:init`` → all process groups, by name.
 
     An empty list of ranks means the whole world, ranks 0 to size - 1.
 
@@ -116,7 +116,7 @@ def process_groups(path: Path, records: Iterable[Any]) -> dict[str, ProcessGroup
 def communications(
     et: ExecutionTrace, facts: Sequence[dict[str, Any]], inputs: Sequence[Values]
 ) -> list[EtCommunication]:
-    """Return the communications of a trace in order of node.
+    """Execution trace → its communications in order of node.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def communications(
 def _recorded(
     et: ExecutionTrace, node: int, facts: dict[str, Any], inputs: Values
 ) -> EtCommunication | None:
-    """Decode one ``record_param_comms``; None if it records waiting, or has no name."""
+    """Node ``record_param_comms`` → its communication; None if it records a wait or has no name."""
     positional = _positional(et, node, inputs)
     name = str(facts.get("collective_name") or positional["name"])
     if not name or name == "wait":
@@ -193,7 +193,7 @@ def _recorded(
 
 
 def _positional(et: ExecutionTrace, node: int, inputs: Values) -> dict[str, Any]:
-    """Facts by position: ``[tensors,] seq, group, rank, name, in split, out split, …``.
+    """Inputs of a node → facts: ``[tensors,] seq, group, rank, name, in split, out split, …``.
 
     Behind the splits come the number of ranks (schema 1.0.1, sometimes) or the group's first
     global rank, stride and number of ranks. Operations with a root or a peer have it for the rank.
@@ -234,14 +234,13 @@ def _positional(et: ExecutionTrace, node: int, inputs: Values) -> dict[str, Any]
 
 
 def _operator(et: ExecutionTrace, node: int) -> EtCommunication:
-    """Read a communication from its ``c10d::`` operator, which names no group."""
+    """Operator ``c10d::…``, which names no group → its communication."""
     name = et.name[node].removeprefix("c10d::")
     collective = collective_name(name)
     schema = et.op_schema[node]
     declared = [
         a.split("=")[0].split()[-1] for a in schema.partition("(")[2].split(",") if a.split()
     ]
-    sizes = _sizes(et, node)
     # Operators that fill a buffer are given both; the results repeat the buffer, if at all.
     span = et.inputs.of(node)
     into, out = [0, 0], [0, 0]
@@ -252,16 +251,15 @@ def _operator(et: ExecutionTrace, node: int) -> EtCommunication:
         side[1] += int(et.inputs.elements[i] * et.inputs.element_size[i])
     if out == [0, 0]:
         out = [0, 0] if collective == "send" else list(into)
-    sizes |= {
-        "in_elements": into[0],
-        "in_bytes": into[1],
-        "out_elements": out[0],
-        "out_bytes": out[1],
-    }
     return EtCommunication(
         node=node,
         collective=collective,
         recorded_name=name,
+        dtype=_dtype(et, node),
+        in_elements=into[0],
+        in_bytes=into[1],
+        out_elements=out[0],
+        out_bytes=out[1],
         in_split=(),
         out_split=(),
         group_name="",
@@ -272,12 +270,11 @@ def _operator(et: ExecutionTrace, node: int) -> EtCommunication:
         rank_stride=-1,
         group_size=0,
         sequence=-1,
-        **sizes,
     )
 
 
 def _sizes(et: ExecutionTrace, node: int) -> dict[str, Any]:
-    """Elements, bytes and data type of a node's own tensors."""
+    """Node → elements, bytes and data type of its own tensors."""
 
     def total(tensors: Tensors) -> tuple[int, int]:
         span = tensors.of(node)
@@ -285,13 +282,8 @@ def _sizes(et: ExecutionTrace, node: int) -> dict[str, Any]:
         return int(elements.sum()), int((elements * tensors.element_size[span]).sum())
 
     into, out = total(et.inputs), total(et.outputs)
-    dtype = ""
-    for tensors in (et.inputs, et.outputs):
-        span = tensors.of(node)
-        if not dtype and span.stop > span.start:
-            dtype = tensors.dtypes[int(tensors.dtype[span.start])]
     return {
-        "dtype": dtype,
+        "dtype": _dtype(et, node),
         "in_elements": into[0],
         "in_bytes": into[1],
         "out_elements": out[0],
@@ -299,8 +291,17 @@ def _sizes(et: ExecutionTrace, node: int) -> dict[str, Any]:
     }
 
 
+def _dtype(et: ExecutionTrace, node: int) -> str:
+    """Node → data type of its first tensor; empty if it has none."""
+    for tensors in (et.inputs, et.outputs):
+        span = tensors.of(node)
+        if span.stop > span.start:
+            return str(tensors.dtypes[int(tensors.dtype[span.start])])
+    return ""
+
+
 def _split(given: Any) -> tuple[int, ...]:
-    """Return split sizes, which newer files write as text and shorten when long."""
+    """Split sizes as recorded → numbers; none where a newer file has cut their text short."""
     if isinstance(given, str):
         given = given.strip("[]")
         if "..." in given:

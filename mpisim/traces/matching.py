@@ -104,11 +104,11 @@ def match_communications(ranks: dict[int, list[Communication]]) -> Matching:
     groups = _group_lines(collectives, result)
     for number, group in enumerate(groups):
         for members in _align(group, result):
-            _settle(members, number, result)
+            _add_operation(members, number, result)
     result.counts["send/receive pairs named in the files"] += len(known)
     if distance:
         result.counts[f"send/receive pairs at a distance of {distance} ranks"] += len(chosen)
-    _settle_pairs(pairs, known + chosen, len(groups), result)
+    _add_pairs(pairs, known + chosen, len(groups), result)
     return result
 
 
@@ -249,8 +249,8 @@ def _align_by_time(group: list[Line], result: Matching) -> list[list[Communicati
     return aligned
 
 
-def _settle(members: list[Communication], line: int, result: Matching) -> None:
-    """Work out the wire time of one operation and add it to the result."""
+def _add_operation(members: list[Communication], line: int, result: Matching) -> None:
+    """Add an operation to the result: its members' kernels → their times on the wire."""
     members = sorted(members, key=lambda item: item.rank)
     length = [item.end - item.begin for item in members]
     if len(members) == 1:
@@ -341,7 +341,7 @@ def _choose_pairs(
     return chosen, 0
 
 
-def _settle_pairs(lines: list[Line], pairs: list[Pair], first: int, result: Matching) -> None:
+def _add_pairs(lines: list[Line], pairs: list[Pair], first: int, result: Matching) -> None:
     """Work out the wire times of pairs; what is in none stands alone.
 
     Pairs of the same two lines are one communicator; these are numbered from `first`.

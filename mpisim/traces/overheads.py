@@ -32,7 +32,7 @@ class HostOverheads:
 
 
 def host_overheads(trace: KinetoTrace, calls: list[Call], inferred: Inference) -> HostOverheads:
-    """Measure the five host overheads of one rank.
+    """Trace and CUDA calls of one rank → its five host overheads.
 
     Parameters
     ----------
@@ -68,13 +68,25 @@ def _one_thread(
     blocking: list[int],
     found: dict[str, list[int]],
 ) -> None:
-    """Go through the top-level operators of one thread and the launches in each."""
+    """Add T1, T2, T3 and T5 of the top-level operators of one thread to what was found.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+    thread : int
+    launches : list of Call
+        Of the thread, in order of begin.
+    blocking : list of int
+        When calls that waited for the device began, ascending, in ps.
+    found : dict of str to list of int
+        ps of each overhead, by ``"T1"`` … ``"T5"``.
+    """
     spans = trace.operators
     waits = np.array(blocking, np.int64)
 
     def add(key: str, begin: int, end: int) -> None:
-        # A stretch in which the CPU waited for the device is no overhead.
-        if not np.searchsorted(waits, end, "left") > np.searchsorted(waits, begin, "left"):
+        first, last = np.searchsorted(waits, (begin, end), "left")
+        if first == last:  # the CPU did not wait in between
             found[key].append(max(0, end - begin))
 
     until, at = -1, 0

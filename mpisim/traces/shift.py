@@ -13,7 +13,7 @@ __all__ = ["shift_second_half"]
 
 
 def shift_second_half(trace: KinetoTrace, by: int) -> KinetoTrace:
-    """Return the trace as if all that began after its middle had been recorded `by` ps later.
+    """Trace → the same as if all that began after its middle had been recorded `by` ps later.
 
     For tests of honesty: a replay may change by the one gap that this opens, and by nothing else.
     The gap is one of the CPU, behind a call that launches: were it in a wait for the device, the

@@ -1,8 +1,8 @@
 """Times of one recorded step → predictions of the other steps, beside their measurements.
 
 The rows of a step get the CPU times, latencies, gaps, kernel and wire times of the step before;
-what runs, in which order, and what waits for what stays the target's own. The step is replayed so,
-and set beside its measurement. For comparison: simply copying the time of the step before.
+what runs, in which order, and what waits for what stays the target's own. The step is then replayed
+and compared with its measurement. The baseline takes the measured time of the step before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CrossStep:
 
 
 def transfer(table: Table, source: int, target: int) -> tuple[Table, float]:
-    """Return the table with a step's times replaced by another's.
+    """Table → the same with the times of one step in the rows of another.
 
     The k-th row of a name, kind and stream in the target takes the times of the k-th such row of
     the source. A row without a counterpart takes the medians of its kind in the source.
@@ -80,7 +80,7 @@ def transfer(table: Table, source: int, target: int) -> tuple[Table, float]:
 
 
 def _keys(table: Table, rows: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
-    """(kind, stream, name, occurrence) of rows; marks of steps count as one name."""
+    """Rows → (kind, stream, name, occurrence) of each; marks of steps count as one name."""
     seen: dict[tuple[int, int, int], int] = {}
     keys = []
     for row in rows.tolist():
@@ -93,7 +93,7 @@ def _keys(table: Table, rows: NDArray[np.int64]) -> list[tuple[int, int, int, in
 
 
 def cross_steps(result: TraceResult, comm: Any) -> list[CrossStep]:
-    """Predict every measured step but the first from the one before it. **Collective.**
+    """Replay of a trace → each step but the first, from the one before. **Collective.**
 
     Parameters
     ----------

@@ -150,7 +150,7 @@ class CollectiveFit:
 
 
 def owner_chain(batch: Batch) -> tuple[str, ...]:
-    """Return the owners of numbers that may serve a batch, the narrowest first."""
+    """Batch → owners of numbers that may serve it, the narrowest first."""
     platform = batch.platform
     if batch.library.startswith(DEEPEP):
         return (platform.name, DEEPEP)
@@ -159,7 +159,7 @@ def owner_chain(batch: Batch) -> tuple[str, ...]:
 
 
 def training_batches(owner: str, training: Iterable[Batch]) -> list[Batch]:
-    """Return the batches that an owner's numbers are fitted to.
+    """Owner → the batches that its numbers are fitted to.
 
     Parameters
     ----------
@@ -329,7 +329,7 @@ def cross_validate(
 
 
 def setup_of(batch: Batch) -> str:
-    """Return the key that repetitions of a batch's curve share."""
+    """Batch → the key that repetitions of its curve share."""
     return batch.rows[0].setup or batch.curve
 
 

@@ -260,7 +260,7 @@ def measurements(run: Run, overrides: RunOverrides) -> Iterator[Measurement | st
 
 
 def settings_of(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return those of some ``NCCL_*`` variables that change a time, in the order of their names."""
+    """``NCCL_*`` variables → those that change a time, in the order of their names."""
     found = {}
     for name, value in pairs:
         try:

@@ -65,7 +65,7 @@ def candidates(
     constants: NcclConstants,
     hardware: System | None = None,
 ) -> list[Candidate]:
-    """Return the pairs that are enabled, in NCCL's order.
+    """Operation of a group → enabled pairs of algorithm and protocol, in NCCL's order.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ _GATHER_SCATTER = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 def channel_bandwidth(
     operation: Operation, algorithm: str, protocol: int, shape: Shape, constants: NcclConstants
 ) -> float:
-    """Return the payload that one channel can move, in bytes of the full buffer.
+    """Algorithm, protocol → payload that one channel moves, in bytes/s of the full buffer.
 
     Half of what LL moves is flags, 8 of 128 bytes of LL128.
 
@@ -78,7 +78,7 @@ def bytes_per_channel(
     slow: bool,
     constants: NcclConstants,
 ) -> int:
-    """Return the bytes that a channel must have before NCCL uses one more.
+    """Algorithm, protocol → bytes that a channel must have before NCCL uses one more.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def pipeline_fill(
     settings: Settings,
     constants: NcclConstants,
 ) -> float:
-    """Return the bytes, of all channels together, that pass before a pipeline flows.
+    """Operation, channels → bytes, of all channels, that pass before the pipeline flows.
 
     That is a chunk of each channel (of each head of each channel, for multicast) for each step
     that the last rank is away from the first. Rings that all ranks feed (all-reduce and its halves)

@@ -71,7 +71,7 @@ class ChannelGraph:
 def search_channels(
     found: LinkBandwidths, shape: Shape, constants: NcclConstants
 ) -> dict[str, ChannelGraph]:
-    """Return the graphs that NCCL's search arrives at.
+    """Bandwidths of a group's links → the graphs that NCCL's search arrives at.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def _nvls_graph(found: LinkBandwidths, shape: Shape, constants: NcclConstants) -
 def graphs_at_link_speed(
     graphs: dict[str, ChannelGraph], found: LinkBandwidths, shape: Shape, constants: NcclConstants
 ) -> dict[str, ChannelGraph]:
-    """Return the graphs with the speeds that the links truly have.
+    """Graphs of NCCL's search → the same at the speeds that the links truly have.
 
     A ring goes over each link once. A tree of two nodes sends half as much between them as a ring
     does, so that each channel may be twice as fast inside; the first and the last of a node's
@@ -236,7 +236,7 @@ def channel_counts(
     constants: NcclConstants,
     arch: str,
 ) -> tuple[int, int]:
-    """Return the communicator's number of channels: for rings and trees, and for NVLS.
+    """Graphs → channels of the communicator: for rings and trees, and for NVLS.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ _CHAIN_ALGORITHMS = frozenset(("ring",))
 def enabled_algorithms(
     operation: Operation, shape: Shape, system: System, settings: Settings, constants: NcclConstants
 ) -> list[str]:
-    """Return the algorithms that can run and are allowed, in NCCL's order; else the ring.
+    """Operation of a group → algorithms that can run and are allowed, in order; else the ring.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def enabled_protocols(
     found: LinkBandwidths,
     constants: NcclConstants,
 ) -> list[int]:
-    """Return the protocols of an algorithm that can run and are allowed; else Simple.
+    """Algorithm of an operation → protocols that can run and are allowed; else Simple.
 
     Parameters
     ----------

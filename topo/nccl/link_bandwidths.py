@@ -64,7 +64,7 @@ GIGA = 1e9
 def link_bandwidths(
     system: System, settings: Settings, shape: Shape, constants: NcclConstants
 ) -> LinkBandwidths:
-    """Return the bandwidths of a group's links. A NIC is never faster than its PCIe slot.
+    """Group of GPUs → bandwidths of its links. A NIC is never faster than its PCIe slot.
 
     Parameters
     ----------

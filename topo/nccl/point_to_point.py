@@ -60,7 +60,7 @@ def send_cost(
     settings: Settings,
     constants: NcclConstants,
 ) -> SendCost:
-    """Return the cost of an operation.
+    """Operation made of sends and receives, bytes → its cost.
 
     Parameters
     ----------

@@ -135,7 +135,7 @@ class Settings:
 
 
 def allowed(choices: Choices | None, operation: Operation) -> frozenset[str] | None:
-    """Return the names that choices allow for an operation; None if they do not say.
+    """Choices, operation → the names that they allow for it; None if they do not say.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class TunerLatency(NamedTuple):
 
 
 def ring_steps(operation: Operation, ranks: int) -> int:
-    """Return the number of steps in which a ring passes a part on.
+    """Operation, ranks → steps in which a ring passes a part on.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def step_latency(
     found: LinkBandwidths,
     constants: NcclConstants,
 ) -> StepLatency:
-    """Return the latencies of the steps of an algorithm.
+    """Algorithm, protocol → latencies of its steps.
 
     A Simple message waits for the NIC twice, the second time until its data is flushed to the GPU,
     and costs the CPU three posts. A node with one rank receives and sends at the same GPU, as
@@ -125,7 +125,7 @@ def tuner_latency(
     same_channels: bool,
     constants: NcclConstants,
 ) -> TunerLatency:
-    """Return the tuner's latency of an operation.
+    """Operation, algorithm, protocol → the latency that NCCL's tuner takes for it.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def tuner_latency(
 
 
 def nodes_column(shape: Shape) -> int:
-    """Return the column of tables by nodes: one, two, more."""
+    """Shape of a group → its column in tables by nodes: one, two, more."""
     return min(shape.nodes, 3) - 1
 
 
@@ -189,7 +189,7 @@ def tuner_bandwidth(
     constants: NcclConstants,
     caps: float = 1.0,
 ) -> float:
-    """Return bytes per second of the full buffer; 0 where the algorithm cannot run.
+    """Operation, algorithm, protocol → bytes/s of the full buffer; 0: it cannot run.
 
     Parameters
     ----------

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from mpisim.base.csv_files import write_table
-from mpisim.base.hdf5 import create_file, write_column, write_texts
+from mpisim.base.hdf5 import create_file
+from mpisim.base.hdf5_data import write_column, write_texts
 from mpisim.base.quantity import PICOSECONDS
 
 from .run import PacketRun

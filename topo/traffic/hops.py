@@ -78,7 +78,7 @@ def hop_chains(
     gpus_per_node: int,
     subgrid: Subgrid | None = None,
 ) -> list[HopChains | AllPairsHop]:
-    """Return the chains of hops of a communication, phase by phase.
+    """Communication → the chains of its hops, phase by phase.
 
     A phase begins when the one before it has ended; all but ``"dimensions"`` have one.
 

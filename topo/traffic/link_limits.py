@@ -66,7 +66,7 @@ class LimitArrays(NamedTuple):
 
 
 def typical_bandwidth(topology: Topology) -> Floats:
-    """Return the bandwidth that most links have of those that were built like each.
+    """Topology → of each link, the bandwidth of most links that were built like it.
 
     NCCL takes all nodes for equal, and so do the numbers that were measured on them. Where links
     were changed, the usual one tells which of them are slow. Where no bandwidth is that of more
@@ -92,7 +92,7 @@ def typical_bandwidth(topology: Topology) -> Floats:
 
 
 def highest_rates(capacity: Ints, weight: Ints) -> Ints:
-    """Return the payload rates at which links are full: capacity over weight, rounded down.
+    """Capacities, weights → payload rates at which links are full, rounded down.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def highest_rates(capacity: Ints, weight: Ints) -> Ints:
 
 
 def lowest_rate(group: Ints, link: Ints, rate: Ints, n_groups: int) -> tuple[Ints, Ints]:
-    """Return the lowest rate of each group and a link that sets it.
+    """Rates of the links of groups → the lowest of each group, and a link that sets it.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ _TOLERANCE = 1 + 1e-12
 
 
 def unlimiting_links(topology: Topology, gpus_per_node: int) -> NDArray[np.bool_]:
-    """Return which links can never be full, because NICs limit what comes to them.
+    """Topology → which links can never be full, because NICs limit what comes to them.
 
     A link between a GPU and its NICs carries only what these carry if every route over it goes
     through one of them, and so does a link between switches. If it can take what all of them bring

@@ -307,7 +307,7 @@ def _all_pairs(ranks: Ranks, each: float) -> Transfers:
 def chain_orders(
     operation: Operation, algorithm: str, group: Ranks, nodes: list[Ranks]
 ) -> list[Ranks]:
-    """Return the ways from the first member, or to it in a reduction; each takes an equal part.
+    """Group → ways from its first member, or to it in a reduction; each takes an equal part.
 
     NCCL's follow its rings from the root: each channel enters nodes at another member.
 
@@ -366,7 +366,7 @@ def _dimension_transfers(factor: float, group: Ranks, subgrid: Subgrid, meshed: 
 
 
 def send_pairs(group: Ranks) -> tuple[Ranks, Ranks]:
-    """Return senders and receivers: first to second; of more, each to the next (nccl-tests)."""
+    """Group → senders, receivers: first to second; of more, each to the next (nccl-tests)."""
     return (group[:1], group[1:2]) if len(group) == 2 else (group, np.roll(group, -1))
 
 

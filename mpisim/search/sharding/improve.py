@@ -49,7 +49,7 @@ PAIRS_UP_TO = 8
 def options(
     cost: PlacementCost, number: int, *, kinds: Sequence[str], host: bool
 ) -> list[Placement]:
-    """Return where a table can be.
+    """Table → the placements that it can have.
 
     Parameters
     ----------
@@ -112,14 +112,14 @@ def improved(
         [np.array([cost.load(t, each) for each in of]) for t, of in enumerate(choices)],
         [np.array([cost.summed(t, each) for each in of]) for t, of in enumerate(choices)],
     )
-    best, compared = _descended(cost, start, choice)
+    best, compared = _local_optimum(cost, start, choice)
     for _ in range(KICKS):
         if compared > MAX_COMPARED:
             break
         kicked = list(best)
         for t in generator.integers(len(choices), size=KICKED).tolist():
             kicked[t] = choices[t][int(generator.integers(len(choices[t])))]
-        found, more = _descended(cost, kicked, choice)
+        found, more = _local_optimum(cost, kicked, choice)
         compared += more
         if cost.of(found) < cost.of(best) * (1 - LEAST_GAIN):
             best = found
@@ -142,10 +142,10 @@ class _Change(NamedTuple):
     compared: int
 
 
-def _descended(
+def _local_optimum(
     cost: PlacementCost, start: Sequence[Placement], choice: _Choices
 ) -> tuple[list[Placement], int]:
-    """Make the best change until none lowers the cost; swaps where no move does."""
+    """Placement → a local optimum of moves and, where no move lowers the cost, of swaps."""
     placed, compared = list(start), 0
     for _ in range(MAX_CHANGES):
         now, sums = cost.loads(placed)
@@ -171,7 +171,7 @@ def _best_move(
     sums: Floats,
     last: Sequence[int],
 ) -> _Change:
-    """Another place for a table of ranks that are last in something, or one that is on all."""
+    """Placement → the best move of a table on ranks that are last in something, or on all."""
     best = _Change(math.inf, (), 0)
     for t, each in enumerate(placed):
         if each.ranks and not set(last) & set(each.ranks):
@@ -195,7 +195,7 @@ def _best_swap(
     sums: Floats,
     last: Sequence[int],
 ) -> _Change:
-    """A whole table of ranks that are last in something, for a whole one elsewhere."""
+    """Placement → the best swap of a whole table of ranks that are last in something."""
     best = _Change(math.inf, (), 0)
     whole = [t for t, each in enumerate(placed) if each.sharding == "table_wise"]
     if not whole:

@@ -9,9 +9,9 @@
 - `stored`: what was simulated before, from the JSON of a comparison.
 - `as_json`, `render`, `markdown`, `scatter`: a comparison as figures, text, page, picture.
 
-Read in this order: `rows`, `settings`, `clusters`, `experiments` (row → experiment); `predict`,
-`compare` (experiment → simulated step beside the measured one); `figures`, `pairs`, `report`
-(errors as figures, tables, picture); `families`, `mixed_model`, `fit`, `cross_validation`
+Read in this order: `rows`, `settings`, `clusters`, `completion`, `experiments` (row → experiment);
+`predict`, `compare` (experiment → simulated step beside the measured one); `figures`, `pairs`,
+`report` (errors as figures, tables, picture); `families`, `mixed_model`, `fit`, `cross_validation`
 (constants fitted to steps). `composition` is independent of these.
 """
 

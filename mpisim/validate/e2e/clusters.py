@@ -58,7 +58,7 @@ class Chosen(NamedTuple):
 
 
 def choose(row: Row, source: str, settings: Settings) -> Chosen:
-    """Return the cluster for a row.
+    """Row → the cluster that it ran on, with what is assumed of it.
 
     Parameters
     ----------
@@ -74,39 +74,15 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     """
     gpu, gpus = row.texts["gpu"], row.integers["num_gpus"]
     named = row.keys.get("cluster.preset")
-    if named is not None:
-        fitting = [_packaged(gpu, named, find_file(named, "clusters", "cluster").table)]
-    else:
-        fitting = [each for each in settings.clusters if each.gpu == gpu]
-        fitting = fitting or _of_gpu(gpu, gpus, settings)
-    fitting = [each for each in fitting if source in each.sources] or [
-        each for each in fitting if not each.sources
-    ]
+    fitting = _fitting(row, source, named, settings)
     if not fitting:
         return _alone(gpu, gpus)
     stated = row.integers.get("gpus_per_node")
     if stated is None and named is None and not any(each.network for each in fitting):
-        # Nodes without NICs reach no other: all GPUs are in one box, if there are such boxes.
-        stated = gpus if gpus > max(each.gpus_per_node for each in fitting) > 0 else None
-        if stated is not None and stated > (largest := _largest_box()):
-            raise InputError(
-                f"no cluster of {gpu} with {gpus} GPUs: its nodes have no NICs, and at most "
-                f"{largest} GPUs are in one; column gpus_per_node or cluster.preset can say more"
-            )
+        stated = _box_of_all(gpu, gpus, fitting)
     if stated is not None:
-        exact = [each for each in fitting if each.gpus_per_node in (0, stated)]
-        larger = [each for each in fitting if each.gpus_per_node not in range(1, gpus)]
-        resized = [new for each in fitting if (new := _resized(each, stated)) is not None]
-        # In one node it does not matter how large it is.
-        fitting = exact or (larger if gpus <= stated else []) or resized
-        if gpus > stated and named is None:
-            # A node without NICs reaches no other.
-            joined = [each for each in fitting if each.network]
-            fitting = joined or _joined(gpu, stated) or fitting
-    if not fitting:
-        raise InputError(f"no cluster of {gpu} with {stated} GPUs a node")
+        fitting = _with_nodes_of(stated, gpu, gpus, fitting, named=named is not None)
     network = row.numbers.get("node_network_gbps")
-    assumed = []
     best = fitting[0]
     if network is not None:
         best = min(fitting, key=lambda each: abs(each.network - network))
@@ -119,22 +95,81 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
         alike = sorted((each for each in known if each.network), key=lambda each: each.network)
     if alike:
         best = _middle(best, fitting, alike)
-    if nodes > 1:
-        if network is None:
-            assumed.append(f"cluster.preset = {best.preset} (network not stated)")
-        elif network != best.network:
-            assumed.append(
-                f"cluster.preset = {best.preset}, {best.network} Gb/s a node in place of "
-                f"{network:.0f}"
-            )
-        if stated is None:
-            assumed.append(f"{per_node} GPUs a node (not stated)")
+    assumed = _assumptions(best, network, per_node if stated is None else None) if nodes > 1 else []
     if best.changes:
         assumed.append(f"cluster.preset = {best.preset} with {', '.join(best.changes)}")
     keys: dict[str, Any] = {"cluster.preset": best.preset, "cluster.nodes": nodes, **changes}
     if gpus != nodes * per_node:
         keys["cluster.gpus"] = gpus
     return Chosen(keys, tuple(assumed), _other_clusters(best, alike))
+
+
+def _fitting(row: Row, source: str, named: str | None, settings: Settings) -> list[ClusterFor]:
+    """Row, the preset that it names → clusters with its GPU, of its source where it has any."""
+    gpu = row.texts["gpu"]
+    if named is not None:
+        found = [_packaged(gpu, named, find_file(named, "clusters", "cluster").table)]
+    else:
+        found = [each for each in settings.clusters if each.gpu == gpu]
+        found = found or _of_gpu(gpu, row.integers["num_gpus"], settings)
+    own = [each for each in found if source in each.sources]
+    return own or [each for each in found if not each.sources]
+
+
+def _box_of_all(gpu: str, gpus: int, fitting: Sequence[ClusterFor]) -> int | None:
+    """GPUs on nodes without NICs → the GPUs of a node that has them all; None: one that fits has.
+
+    Such nodes reach no other, so all GPUs are in one box, if there are such boxes.
+    """
+    if not gpus > max(each.gpus_per_node for each in fitting) > 0:
+        return None
+    largest = _largest_box()
+    if gpus > largest:
+        raise InputError(
+            f"no cluster of {gpu} with {gpus} GPUs: its nodes have no NICs, and at most "
+            f"{largest} GPUs are in one; column gpus_per_node or cluster.preset can say more"
+        )
+    return gpus
+
+
+def _with_nodes_of(
+    size: int, gpu: str, gpus: int, fitting: Sequence[ClusterFor], *, named: bool
+) -> list[ClusterFor]:
+    """Clusters, the GPUs of a node → those with such nodes, or changed so that they have."""
+    exact = [each for each in fitting if each.gpus_per_node in (0, size)]
+    larger = [each for each in fitting if each.gpus_per_node not in range(1, gpus)]
+    resized = [new for each in fitting if (new := _resized(each, size)) is not None]
+    # In one node it does not matter how large it is.
+    found = exact or (larger if gpus <= size else []) or resized
+    if gpus > size and not named:
+        # A node without NICs reaches no other.
+        found = [each for each in found if each.network] or _joined(gpu, size) or found
+    if not found:
+        raise InputError(f"no cluster of {gpu} with {size} GPUs a node")
+    return found
+
+
+def _assumptions(best: ClusterFor, network: float | None, per_node: int | None) -> list[str]:
+    """Cluster of several nodes, what a row says of it → what is assumed of it, in words.
+
+    Parameters
+    ----------
+    best : ClusterFor
+    network : float or None
+        Gb/s of a node, if the row says it.
+    per_node : int or None
+        GPUs of a node, if the row does not say it.
+    """
+    assumed = []
+    if network is None:
+        assumed.append(f"cluster.preset = {best.preset} (network not stated)")
+    elif network != best.network:
+        assumed.append(
+            f"cluster.preset = {best.preset}, {best.network} Gb/s a node in place of {network:.0f}"
+        )
+    if per_node is not None:
+        assumed.append(f"{per_node} GPUs a node (not stated)")
+    return assumed
 
 
 def _middle(

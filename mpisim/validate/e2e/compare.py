@@ -135,7 +135,7 @@ class Comparison:
 def select(
     rows: Sequence[Row], where: Mapping[str, str], limit: int | None, known: Settings
 ) -> list[Row]:
-    """Return the rows that have certain values in certain columns.
+    """Rows, values by column → the rows that have them.
 
     Parameters
     ----------

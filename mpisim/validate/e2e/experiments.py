@@ -17,6 +17,7 @@ from ...experiment.model_presets import find_model
 from ...experiment.plan_keys import nested, short_key
 from ...experiment.profiles import named_in
 from .clusters import choose
+from .completion import MICRO_BATCHES, RECOMPUTE_SHARE, SEQUENCE_TOKENS, complete
 from .rows import Row
 from .settings import Fact, Settings, assigned
 
@@ -56,17 +57,9 @@ PLAN_KEYS = {
 }
 """Keys of ``[plan]`` by columns."""
 
-RECOMPUTE_SHARE = "plan.recompute_share"
-"""Of rules: the share of layers that recompute, resolved to ``plan.recompute.layers``."""
-
-MICRO_BATCHES = "plan.micro_batches"
-"""Of rules: the micro-batches of a step, resolved to ``plan.micro_batch``; "pp": one a stage."""
-
-SEQUENCE_TOKENS = "plan.sequence_tokens"
-"""Of facts: batches are counted in tokens, of which a sequence has so many, padding included."""
-
 OF_PROFILE = ("framework.name", "framework.version", "framework.recipe")
 """Keys that say which framework ran a row; an empty text takes one back."""
+
 VERDICTS = ("fits", "close", "refused", "unjudged")
 """Of rows, which all ran: fits into memory, too close to call, does not fit; not said, since it
 hinges on what is not modelled."""
@@ -156,7 +149,7 @@ class Skipped:
 def experiment_of(
     row: Row, settings: Settings, changes: Sequence[str] = (), *, profiles: bool = True
 ) -> Mapped | Skipped:
-    """Return a row as an experiment.
+    """Row → its experiment, or why there is none.
 
     What the row states counts; then the last of the rules that hold for it; then the profile of its
     framework (`mpisim.experiment.profiles`); then the defaults of experiments.
@@ -217,9 +210,9 @@ def _mapped(
     chosen = choose(row, source, settings)
     keys = {**keys, **{key: value for key, value in chosen.keys.items() if key not in row.keys}}
     defaults += chosen.assumed
-    defaults += _settle(keys, row, base)
+    defaults += complete(keys, row, base)
     _check_adapters(keys, row)
-    _settle_framework(keys, profiles)
+    _drop_framework(keys, profiles)
     table = nested(dict(sorted(keys.items())))
     text = f"title = {toml_value(row.texts['model'])}\n" + toml_table(table)
     experiment = read_experiment(text, row.where, changes)
@@ -352,53 +345,6 @@ def _ruled(facts: Sequence[Fact]) -> tuple[dict[str, Any], dict[str, Any]]:
     return ruled, replaced
 
 
-def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str]:
-    """Make keys go together; return what was filled in. `base`: keys of the preset, if any."""
-    filled = []
-    transformer = not base or "layers" in base
-    if not transformer:
-        own = {"model.preset", *row.keys}
-        for key in [key for key in keys if key.startswith("model.") and key not in own]:
-            del keys[key]
-        for key in (
-            "plan.sp",
-            "plan.overlap.tp",
-            "plan.recompute",
-            "framework.kernels",
-            "framework.fused",
-        ):
-            keys.pop(key, None)
-    if "plan.global_batch" not in keys:
-        raise InputError("global_batch is not stated")
-    filled += _batches_in_tokens(keys)
-    filled += _micro_batch(keys)
-    if "plan.micro_batch" not in keys:
-        raise InputError("micro_batch is not stated")
-    if "plan.precision" not in keys:
-        raise InputError("precision is not stated")
-    if keys.get("framework.dp_style") == "deepspeed" and keys.get("plan.precision") == "fp32":
-        keys["plan.precision.gradients"] = "fp32"
-    if keys.get("plan.tp", 1) == 1:
-        keys.pop("plan.sp", None)
-    if keys.get("plan.tp", 1) == 1 or not keys.get("plan.sp", True):
-        keys.pop("plan.overlap.tp", None)
-    if not keys.get("plan.zero"):
-        keys.pop("plan.zero_group", None)
-    if keys.get("plan.zero") == 3 and keys.get("plan.pp", 1) > 1:
-        keys["plan.zero"] = 2
-        filled.append("plan.zero = 2 (instead): a pipeline keeps parameters gathered for a step")
-    if keys.get("plan.vpp", 1) > 1:
-        keys["plan.pipeline.schedule"] = "interleaved"
-    if transformer:
-        filled += _layers(keys, row, base)
-    share = keys.pop(RECOMPUTE_SHARE, None)
-    if share is not None:
-        parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
-        keys["plan.recompute.layers"] = max(1, round(share * _count(keys, base) / parts))
-    keys["run.allow_oom"] = True  # it was run, so it fitted
-    return filled
-
-
 def _check_adapters(keys: Mapping[str, Any], row: Row) -> None:
     """Refuse a model with adapters of no stated rank: it would be trained in full."""
     name = row.texts["model"].casefold()
@@ -420,64 +366,9 @@ def _named_framework(row: Row) -> dict[str, Any]:
     return {"framework.name": profile.name} | ({"framework.version": version} if version else {})
 
 
-def _settle_framework(keys: dict[str, Any], profiles: bool) -> None:
+def _drop_framework(keys: dict[str, Any], profiles: bool) -> None:
     """Leave out which framework it is where that is not wanted, and what is said to be none."""
     known = profiles and "framework.name" in keys
     for key in OF_PROFILE:
         if not known or not keys.get(key):
             keys.pop(key, None)
-
-
-def _micro_batch(keys: dict[str, Any]) -> list[str]:
-    """Fill in a micro-batch that is not stated from how many a step has."""
-    count = keys.pop(MICRO_BATCHES, None)
-    if count is None or "plan.micro_batch" in keys or "plan.dp" not in keys:
-        return []
-    count = keys.get("plan.pp", 1) if count == "pp" else count
-    keys["plan.micro_batch"] = max(1, keys["plan.global_batch"] // (keys["plan.dp"] * count))
-    return [f"plan.micro_batch = {keys['plan.micro_batch']}"]
-
-
-def _batches_in_tokens(keys: dict[str, Any]) -> list[str]:
-    """Turn batches that are counted in tokens into sequences."""
-    length = keys.pop(SEQUENCE_TOKENS, None)
-    if length is None:
-        return []
-    keys["plan.micro_batch"] = max(1, keys["plan.micro_batch"] // length)
-    keys["plan.global_batch"] = keys["plan.micro_batch"] * keys["plan.dp"]
-    return [f"batches in sequences of {length} tokens"]
-
-
-def _count(keys: Mapping[str, Any], base: Mapping[str, Any]) -> int:
-    return int(keys.get("model.layers", base.get("layers", 0)))
-
-
-def _layers(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str]:
-    """Fill in layers that are not stated, and spread them over the pipeline."""
-    filled = []
-    parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
-    if not _count(keys, base):
-        if "params_b" not in row.numbers:
-            raise InputError("layers are not stated")
-        if "model.vocab" not in keys:
-            raise InputError("vocab is not stated")
-        hidden = keys["model.hidden"]
-        # Matrices of attention and feed-forward blocks (12 h²) and the embedding.
-        exact = (row.numbers["params_b"] * 1e9 - keys["model.vocab"] * hidden) / (12 * hidden**2)
-        keys["model.layers"] = max(1, round(exact / parts)) * parts
-        filled.append("model.layers from the number of parameters")
-    layers = _count(keys, base)
-    if parts == 1 or layers % parts == 0 or "plan.pipeline.stages" in keys:
-        return filled
-    if (layers + 2) % parts == 0:
-        keys["plan.pipeline.account_for_embedding"] = keys["plan.pipeline.account_for_loss"] = True
-        return [
-            *filled,
-            "plan.pipeline.account_for_embedding, plan.pipeline.account_for_loss = true",
-        ]
-    if parts > layers + 2:
-        raise InputError(f"pp × vpp is {parts}, more than its {layers} layers")
-    each = -(-layers // parts)
-    counts = [max(0, min(each, layers - each * part)) for part in range(parts)]
-    keys["plan.pipeline.stages"] = counts
-    return [*filled, "plan.pipeline.stages: the last ones shorter"]
