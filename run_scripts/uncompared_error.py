@@ -9,9 +9,9 @@
 Writes ``data/calibration/uncompared.toml``: the frameworks, with a division of the work and a
 design of GPUs, whose predictions were compared with measured steps for long, with the width of the
 narrowest model, and by how much steps of others are farther off than their intervals say; and
-the same of steps whose way was compared, but on a library that leaves the model's code to the user.
-That is found on the halves of `TABLES` that serve to find causes, so that the intervals of the
-other halves are a check.
+the same of steps whose way was compared, but on a library that leaves the model's code to the user,
+or not by the recipe for performance that the framework has. That is found on the halves of `TABLES`
+that serve to find causes, so that the intervals of the other halves are a check.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from step_files import column_of, compared_cases
 
 from mpisim.kernels.gpu import find_gpu
 from mpisim.prediction.step_constants import parse_constant_name
-from mpisim.prediction.uncertainty import MODEL_CODE, UNCOMPARED, design_name, is_part
+from mpisim.prediction.uncertainty import LEFT_OPEN, UNCOMPARED, design_name, is_part
 from mpisim.validate.e2e.cross_validation import sufficient_error
 
 __all__ = ["FILE", "main", "missing_error"]
@@ -45,7 +45,8 @@ HEAD = """\
 # division of the work and a design of GPUs of which together predictions were not compared with
 # measured steps. Those that were (at least {least} rows of trust A, B): library, design, division
 # (any part of it counts, too), width of the narrowest model (0: any), those of mixtures of experts
-# apart. Which libraries frameworks run. Which leave the model's code open, and what that adds.
+# apart. Which libraries frameworks run. Which leave the model's code open, and what that adds, and
+# a recipe for performance that a framework has and the experiment does not name.
 # Written by: run_scripts/uncompared_error.py.
 
 """
@@ -121,6 +122,11 @@ def unlike(case: dict[str, Any], ways: list[Way]) -> bool:
     )
 
 
+def leaves_open(case: dict[str, Any]) -> bool:
+    """Case → whether the name of its framework leaves the model's code or the recipe open."""
+    return framework_of(case) in OPEN or LEFT_OPEN in case["outcome"]["effects"]
+
+
 def judged(cases: Iterable[dict[str, Any]], causes: set[str]) -> list[dict[str, Any]]:
     """Cases of `TABLES` → dense transformers of the half for causes, without suspect ones."""
     return [
@@ -152,17 +158,20 @@ def design_of(case: dict[str, Any]) -> str:
 def _stated_without(case: dict[str, Any]) -> float:
     """Return the stated error of a case without what this file may have added to it."""
     effects = case["outcome"]["effects"]
-    added = math.hypot(*(effects.get(name, 0.0) for name in (UNCOMPARED, MODEL_CODE)))
+    added = math.hypot(*(effects.get(name, 0.0) for name in (UNCOMPARED, LEFT_OPEN)))
     return math.sqrt(max(0.0, float(case["stated_error"]) ** 2 - added**2))
 
 
 def _line(key: str, used: list[dict[str, Any]], what: str) -> str:
     """Return the line of an error, which is found on the cases."""
     names = f"{', '.join(TABLES[:-1])} and {TABLES[-1]}"
+    logs = [math.log(case["measured"] / case["predicted"]) for case in used]
+    longer = math.exp(math.fsum(logs) / len(logs))
     return (
         f'{key} = {{ value = 1, unit = "1", error = {missing_error(used):.3f}, source = "with it '
         f"90 % intervals hold 90 % of {len(used)} steps of data/validation/{names}, halves for "
-        f'causes, {what}" }}\n'
+        f"causes, {what}; in the geometric mean these took {longer:.2f} times as long as predicted"
+        f'" }}\n'
     )
 
 
@@ -187,7 +196,7 @@ def main() -> int:
     expert_ways = often(way_of(case) for case in counted if case["kind"] == EXPERTS)
     used = judged(others, causes)
     new = [case for case in used if unlike(case, ways)]
-    own = [case for case in used if not unlike(case, ways) and framework_of(case) in OPEN]
+    own = [case for case in used if not unlike(case, ways) and leaves_open(case)]
     libraries = ", ".join(f"{name} = {json.dumps(of)}" for name, of in LIBRARY.items())
     lines = [
         "ways = [\n",
@@ -198,7 +207,7 @@ def main() -> int:
         _line("dense", new, "ways not listed"),
         f'experts = {{ value = 1, unit = "1", error = {missing_error(new):.3f}, source = "borrowed '
         'from dense: too few mixtures of experts are in these tables" }\n',
-        _line("model_code", own, "ways that are listed, on open libraries"),
+        _line("left_open", own, "ways that are listed, on open libraries or without the recipe"),
     ]
     FILE.write_text(HEAD.format(least=MIN_COMPARED) + "".join(lines), encoding="utf-8")
     return 0

@@ -86,6 +86,21 @@ def test_the_clock_of_products_has_the_error_of_where_it_may_be() -> None:
         assert known.error > other.error
 
 
+def test_products_that_run_briefly_widen_the_error_of_an_a100_alone() -> None:
+    """Its constants are of products at the limit of a board's power: 233 of 263 TFLOP/s."""
+    gpu = find_gpu("a100-sxm")
+    assert gpu.brief_products is not None
+    without = replace(gpu, brief_products=None)
+    for kernel, added in (
+        (Gemm(8192, 8192, 8192, dtype="bf16"), math.log(gpu.brief_products.si) / 12**0.5),
+        (Gemm(8192, 8192, 8192, dtype="fp32"), 0.0),
+        (Attention(1, 32, 32, 8192, 8192, 128, 128), 0.0),
+    ):
+        known, other = (Analytical(each).estimate(kernel) for each in (gpu, without))
+        assert known.duration == other.duration
+        assert known.error == pytest.approx(math.hypot(other.error, added))
+
+
 @pytest.mark.parametrize(
     ("gpu", "small", "large", "oblong"),
     [

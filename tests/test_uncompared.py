@@ -10,7 +10,7 @@ import pytest
 import uncompared_error
 
 from mpisim.experiment import Plan, load
-from mpisim.prediction.uncertainty import MODEL_CODE, UNCOMPARED, is_part
+from mpisim.prediction.uncertainty import LEFT_OPEN, UNCOMPARED, is_part
 from mpisim.simulate import simulate
 
 HERE = Path(__file__).parent
@@ -58,13 +58,23 @@ def test_what_was_not_compared_says_so(changes: list[str], wider: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wider"), [("fsdp", True), ("pytorch-fsdp", True), ("torchtitan", False)]
+    ("name", "recipe", "wider"),
+    [
+        ("fsdp", "none", True),
+        ("pytorch-fsdp", "none", True),
+        ("torchtitan", "none", True),  # which has a recipe
+        ("torchtitan", "performance", False),
+        ("composer", "none", False),  # which has none
+    ],
 )
-def test_libraries_leave_the_code_of_the_model_open(name: str, wider: bool) -> None:
-    found = simulate(load(PLAIN, [f"framework.name={name}", "run.allow_oom=true"])[1])
+def test_libraries_and_unnamed_recipes_leave_something_open(
+    name: str, recipe: str, wider: bool
+) -> None:
+    changes = [f"framework.name={name}", f"framework.recipe={recipe}", "run.allow_oom=true"]
+    found = simulate(load(PLAIN, changes)[1])
     assert found is not None
     lines = found.attributes["uncertainty_sources"]
-    assert any(line.startswith(MODEL_CODE) for line in lines) == wider
+    assert any(line.startswith(LEFT_OPEN) for line in lines) == wider
     assert not any(line.startswith(UNCOMPARED) for line in lines)
 
 

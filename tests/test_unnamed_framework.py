@@ -26,7 +26,8 @@ PLAIN = HERE / "unnamed_framework.toml"
 
 def test_the_error_bar_is_wide_until_a_framework_is_named() -> None:
     plain = simulate(load(PLAIN)[1])
-    named = simulate(load(PLAIN, ["framework.name=torchtitan"])[1])
+    recipe = ["framework.name=torchtitan", "framework.recipe=performance"]
+    named = simulate(load(PLAIN, recipe)[1])
     library = simulate(load(PLAIN, ["framework.name=fsdp"])[1])
     told = simulate(load(PLAIN, ["framework.fused=false", "framework.kernels=flash"])[1])
     assert plain is not None

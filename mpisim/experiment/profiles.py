@@ -156,6 +156,11 @@ class Profile:
     models: tuple[str, ...] = ()
     parallel: tuple[str, ...] = ()
 
+    @property
+    def has_recipe(self) -> bool:
+        """Whether it publishes recipes for performance, which set more than its defaults."""
+        return any(entry.recipe for entry, _ in self.entries)
+
     def version_of(self, text: str) -> Version:
         """Version as a user writes it → its numbers, those of its date where versions are dates.
 

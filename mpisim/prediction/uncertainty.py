@@ -71,9 +71,10 @@ UNCOMPARED_FILE = "calibration/uncompared.toml"
 WAYS = {"dense": "ways", "experts": "expert_ways"}
 """Classes of models → their key of compared ways in `UNCOMPARED_FILE`."""
 
-MODEL_CODE = "model's code, which the library named as framework leaves open"
-"""Name of the error of what runs a model of the user's own, as PyTorch's FSDP, on the whole step:
-predictions were compared with steps of other code on it."""
+LEFT_OPEN = "what the framework's name leaves open: the model's code, or the recipe"
+"""Name of the error of what runs a model of the user's own, as PyTorch's FSDP, and of settings
+other than those of a framework's recipe for performance, on the whole step: predictions were
+compared with steps of other code on the one, mostly with the recipes' of the other."""
 
 
 @frozen
@@ -319,9 +320,10 @@ def _unknown(prepared: PreparedExperiment) -> list[tuple[str, str]]:
         return []
     if not _compared(prepared, seen[WAYS[kind]]):
         return [(UNCOMPARED, kind)]
-    if profile is not None and profile.host in seen["open"]:
-        return [(MODEL_CODE, "model_code")]
-    return []
+    if profile is None:
+        return []
+    own_settings = profile.has_recipe and prepared.experiment.framework.recipe == "none"
+    return [(LEFT_OPEN, "left_open")] if profile.host in seen["open"] or own_settings else []
 
 
 def _compared(prepared: PreparedExperiment, ways: Sequence[Any]) -> bool:
