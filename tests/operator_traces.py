@@ -24,12 +24,12 @@ class Recording:
         args = {"Input Dims": list(dims), "Input type": list(types), **more}
         self._add("cpu_op", name, begin, end, 1, args)
 
-    def kernel(self, name: str, call: float, begin: float, end: float) -> None:
+    def kernel(self, name: str, call: float, begin: float, end: float, stream: int = 7) -> None:
         """A launch at `call`, and its kernel."""
         number = len(self.events) + 1
         self._add("cuda_runtime", "cudaLaunchKernel", call, call + 1, 1, {"correlation": number})
-        place = {"correlation": number, "device": 0, "stream": 7}
-        self._add("kernel", name, begin, end, 7, place)
+        place = {"correlation": number, "device": 0, "stream": stream}
+        self._add("kernel", name, begin, end, stream, place)
 
     def _add(
         self, cat: str, name: str, begin: float, end: float, tid: int, args: dict[str, Any]

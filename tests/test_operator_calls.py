@@ -358,6 +358,31 @@ def test_kernels_say_that_products_are_in_tf32(tmp_path: Path) -> None:
     assert kernels == [(fp32,), (Gemm(64, 16, 32, dtype="tf32", output="fp32"),)]
 
 
+def test_sums_are_of_columns_where_a_kernel_says_so(tmp_path: Path) -> None:
+    found = Recording()
+    for at, kernel in ((10, "void reduce_kernel<128, 4, Op>"), (100, "void reduce_kernel<512, 1>")):
+        found.operator("aten::sum", at, at + 20, [[64, 32], [], []], ["float", "", ""])
+        found.kernel(kernel, at + 5, at + 30, at + 40)
+    calls = launched_calls(read_kineto(found.write(tmp_path / "rank0.json")))
+    columns, other = (each.launched.kernels for each in calls)
+    assert columns == (Elementwise(4 * (64 * 32 + 32), summed=64, sums=32),)
+    assert other == (Elementwise(4 * (64 * 32 + 1)),)
+
+
+def test_kernels_beside_others_are_told_apart(tmp_path: Path) -> None:
+    found = Recording()
+    for at in (10, 100, 200):
+        found.operator("aten::mul", at, at + 20, [[64, 32], [64, 32]], ["float", "float"])
+        found.kernel("multiply", at + 5, at + 30, at + 40)
+    found.kernel("ncclDevKernel_AllReduce", 90, 139, 160, stream=20)  # beside the second
+    path, figures = found.write(tmp_path / "rank0.json"), tmp_path / "out.json"
+    assert main(["validate", "operators", str(path), "--json", str(figures)]) == 0
+    (case,) = json.loads(figures.read_text())["cases"]
+    assert case["measured"] == pytest.approx(30e-6)
+    assert case["alone"] == pytest.approx(2 / 3)
+    assert case["error_alone"] == pytest.approx(case["error"])  # all take as long
+
+
 def test_what_has_no_shapes_is_told_beside_the_share_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

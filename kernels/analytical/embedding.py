@@ -1,13 +1,16 @@
 """Embedding lookup or its gradient (rows, width, vocabulary), GPU → kernel time in seconds.
 
     time  = floor + sqrt(memory² + issue²)
-    memory = (rows that miss + outputs + indices) / (bandwidth × share)
+    memory = max((rows that miss + outputs + indices) / (bandwidth × share),
+                 (rows + outputs) / (L2 bandwidth × cached_rows_share))
     issue  = elements / (multiprocessors × clock × rate)
 
 Which rows miss is found as Lin et al. find it (arXiv:2201.07821), for indices that are drawn
 evenly: of n lookups in a table of E rows, E (1 - (1 - 1/E)ⁿ) touch a row for the first time, which
 comes from memory; a later lookup of a row hits as far as the rows in use fit in the L2 cache.
-Skewed indices hit more often: the estimate is on the safe side.
+Skewed indices hit more often: the estimate is on the safe side. Rows that hit still have to come
+from the L2 cache, whose rate binds lookups in tables that fit into it (the larger of the two, as
+theirs).
 
 PyTorch looks up single rows (no pooling) with a kernel whose threads each copy one element after
 divisions of its index (github:pytorch/pytorch, aten/src/ATen/native/cuda/Indexing.cu), so that the
@@ -28,6 +31,7 @@ import math
 from typing import Any
 
 from ..gpu_parameters import GpuParameters
+from ..numbers import number
 from ..operations import BYTES, CACHE_BYTES, Embedding, EmbeddingTables
 from .formula import (
     WAITING,
@@ -52,6 +56,8 @@ CONSTANTS = (
     Constant("floor", 3e-6, 0.5e-6, 2e-5, "starting and draining a kernel, s"),
 )
 
+CACHED_SHARE = number("cached_rows_share")
+
 INDEX_BYTES = 8
 
 SORT_BYTES = 8 * 2 * 2 * INDEX_BYTES
@@ -70,7 +76,8 @@ def _columns(kernel: Embedding | EmbeddingTables) -> dict[str, float | int | str
     dict
         ``lookups``, ``entries``, ``outputs``, ``row`` (bytes), ``width`` where each element is
         copied by itself and 0 where rows are loaded whole, ``backward``; of several tables
-        ``distinct``, the bytes of rows without repetition, and what caches miss; 0 of one table.
+        ``distinct``, the bytes of rows without repetition, ``looked_up``, those of all rows, and
+        what caches miss; 0 of one table.
     """
     if isinstance(kernel, EmbeddingTables):
         return {
@@ -82,6 +89,7 @@ def _columns(kernel: Embedding | EmbeddingTables) -> dict[str, float | int | str
             "backward": int(kernel.backward),
             "dtype": kernel.dtype,
             "distinct": kernel.distinct_bytes,
+            "looked_up": kernel.row_bytes,
             **dict(zip(MISSED, kernel.missed, strict=True)),
         }
     single = kernel.pooling == 1 and kernel.outputs is None
@@ -94,6 +102,7 @@ def _columns(kernel: Embedding | EmbeddingTables) -> dict[str, float | int | str
         "backward": int(kernel.backward),
         "dtype": kernel.dtype,
         "distinct": 0,
+        "looked_up": 0,
         **dict.fromkeys(MISSED, 0),
     }
 
@@ -113,6 +122,9 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
     # Gradients of the outputs in, sums of the rows out on top of what they hold.
     reverse = outputs + 2 * row * first + (INDEX_BYTES + SORT_BYTES) * lookups
     memory = where(backward, reverse, forward) / (gpu.bandwidth * constants["share"])
+    rows = where(several, columns.get("looked_up", 0.0), lookups * row)
+    cached = where(backward, 0.0, rows + outputs) / (gpu.l2_bandwidth * CACHED_SHARE)
+    memory = maximum(memory, cached)
 
     elements = where(backward, 0.0, lookups * columns["width"])
     issue = elements / (gpu.sms * gpu.clock * constants["rate"])

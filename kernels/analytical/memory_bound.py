@@ -16,7 +16,8 @@ a kernel takes at least
 
     elements × instructions / (integers a clock × multiprocessors × clock)
 
-as do those whose threads go through lists (`Elementwise.instructions`).
+as do those whose threads go through lists (`Elementwise.instructions`). Threads that add up columns
+wait for their loads (:mod:`.column_sums`).
 
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
 controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on HBM2 and later.
@@ -29,6 +30,7 @@ from typing import Any
 from ..gpu_parameters import GpuParameters
 from ..numbers import number
 from ..operations import Copy, Elementwise, Kernel
+from .column_sums import column_sum_columns, column_sums_beyond
 from .formula import Columns, Constant, Constants, Formula, columns_as_floats, filled_like, where
 
 __all__ = ["MEMORY_BOUND", "instructions_beyond"]
@@ -66,6 +68,7 @@ def _columns(kernel: Kernel) -> dict[str, float | int | str]:
         "transposes": int(transposes),
         "indexed": (found and found.indexed) or 0,
         "instructions": (found and found.instructions) or 0,
+        **column_sum_columns(found),
     }
 
 
@@ -73,17 +76,19 @@ def _seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
     """Return the duration of each kernel, in seconds."""
     memory, l2, link = _terms(columns, gpu, constants)
     beyond = instructions_beyond(columns, gpu, memory + l2)
-    return memory + l2 + link + beyond + constants["floor"]
+    waiting = _waiting(columns, gpu, memory + l2)
+    return memory + l2 + link + beyond + waiting + constants["floor"]
 
 
 def _shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
-    """Return seconds by part: memory, L2 cache, link to the host, more instructions, fixed."""
+    """Return seconds by part: memory, L2 cache, host link, instructions, waiting, fixed."""
     memory, l2, link = _terms(columns, gpu, constants)
     return {
         "memory": memory,
         "l2": l2,
         "host link": link,
         "instructions": instructions_beyond(columns, gpu, memory + l2),
+        "waiting": _waiting(columns, gpu, memory + l2),
         "floor": filled_like(memory, constants["floor"]),
     }
 
@@ -100,6 +105,13 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
         slower * inside * hit / (gpu.l2_bandwidth * constants["l2_share"]),
         (size - inside) / (gpu.pcie * constants["host_share"]),
     )
+
+
+def _waiting(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
+    """Return the seconds that sums of columns wait; tables of measured kernels have none."""
+    if "thread_rows" not in columns:
+        return 0.0 * hidden
+    return column_sums_beyond(columns, gpu, hidden)
 
 
 def instructions_beyond(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:

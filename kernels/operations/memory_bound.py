@@ -44,6 +44,10 @@ class Elementwise(Kernel):
     instructions : int, optional
         Of integers, in all threads, of kernels whose threads have more to do than to move data:
         loops over all experts, of which few are a token's.
+    summed : int, optional
+        Rows of a matrix that are added up, column by column, as for the gradient of a bias; `sums`
+        is the number of its columns.
+    sums : int, optional
     """
 
     family: ClassVar[str] = "elementwise"
@@ -52,6 +56,8 @@ class Elementwise(Kernel):
     variant: ElementwiseVariant | None = field(default=None, kw_only=True)
     indexed: int | None = None
     instructions: int | None = field(default=None, kw_only=True)
+    summed: int | None = field(default=None, kw_only=True)
+    sums: int | None = field(default=None, kw_only=True)
 
     @property
     def traffic(self) -> int:

@@ -34,6 +34,7 @@ _STREAMING = frozenset(
         "elementwise_layout",
         "elementwise_row_sums",
         "elementwise_scales_apart",
+        "elementwise_slice_writes",
         "elementwise_widening",
         "optimizer",
         "copy",

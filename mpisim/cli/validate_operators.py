@@ -80,18 +80,19 @@ def _print(
     jobs = by_job(traces)
     print(
         f"{'trace':54s} {'gpu':>14s} {'kernels':>11s} {'named':>7s} {'error':>7s} "
-        f"{'no shapes':>10s} {'named of rest':>14s}"
+        f"{'alone':>7s} {'error':>7s} {'no shapes':>10s} {'named of rest':>14s}"
     )
     for each in traces:
         print(
             f"{each.name:54.54s} {each.gpu:>14s} {each.measured * 1e3:8.2f} ms "
             f"{percentage(each.named, 1):>7} {percentage(each.error, 1, signed=True):>7} "
+            f"{percentage(each.alone, 1):>7} {percentage(each.error_alone, 1, signed=True):>7} "
             f"{percentage(each.shapeless, 1):>10} {percentage(each.named_of_shaped, 1):>14}"
         )
-    error, named, of_shaped = (percentage(median(each), 1) for each in zip(*jobs.values()))
+    error, alone, named, of_shaped = (percentage(median(each), 1) for each in zip(*jobs.values()))
     print(
-        f"\n{len(jobs)} jobs (folders): median of their median |error| {error}, "
-        f"of the share named {named}, of what has shapes {of_shaped}"
+        f"\n{len(jobs)} jobs (folders): median of their median |error| {error}, of what ran alone "
+        f"{alone}, of the share named {named}, of what has shapes {of_shaped}"
     )
     for grouping, groups in tables.items():
         print(
@@ -117,7 +118,8 @@ def _print(
     print(
         "\nkernels: recorded time without communications and copies from or to the host; named:\n"
         "share of it that models of the operators' kinds price; error, total: of all of these\n"
-        "calls together; median, bias: of single calls; no shapes: share of operators whose\n"
+        "calls together; alone: share of these whose kernels ran beside none of another stream,\n"
+        "and their error; median, bias: of single calls; no shapes: share of operators whose\n"
         "tensors the trace does not have (launched outside of any, lists of older recorders,\n"
         "vLLM's that are given the name of a layer); named of rest: share named without these"
     )
@@ -138,10 +140,11 @@ def _unknown(traces: Sequence[PricedTrace]) -> dict[tuple[str, bool], float]:
 def _as_json(traces: Sequence[PricedTrace], tables: Any, skipped: Sequence[str]) -> dict[str, Any]:
     from ..validate.operators import by_job
 
-    error, named, of_shaped = (median(each) for each in zip(*by_job(traces).values()))
+    error, alone, named, of_shaped = (median(each) for each in zip(*by_job(traces).values()))
     return {
         "kind": "operators",
         "median": error,
+        "median_alone": alone,
         "named": named,
         "named_of_shaped": of_shaped,
         "skipped": list(skipped),
@@ -163,6 +166,8 @@ def _as_json(traces: Sequence[PricedTrace], tables: Any, skipped: Sequence[str])
                 "shapeless": trace.shapeless,
                 "named_of_shaped": trace.named_of_shaped,
                 "error": trace.error,
+                "alone": trace.alone,
+                "error_alone": trace.error_alone,
                 "operators": [
                     {
                         "name": each.name,

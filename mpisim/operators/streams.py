@@ -28,6 +28,7 @@ from .tensors import (
 
 __all__ = [
     "by_bytes",
+    "column_sums",
     "concatenation",
     "copy",
     "copy_into",
@@ -275,7 +276,30 @@ def reduction(call: OperatorCall) -> Kernels | None:
             over = math.prod(source.shape[d] for d in dims if -rank <= d < rank)
             left = source.elements // max(1, over)
     written = touched(to) if to is not None else element_bytes(source.dtype) * left
-    return stream(touched(source) + written) if source.elements else ()
+    if not source.elements:
+        return ()
+    rows = _summed_rows(call, source)
+    return column_sums(source, rows) if rows else stream(touched(source) + written)
+
+
+def column_sums(source: TensorSpec, rows: int) -> Kernels:
+    """Matrix, its rows → the kernel that adds them up, column by column."""
+    sums = source.elements // rows
+    moved = touched(source) + element_bytes(source.dtype) * sums
+    return (Elementwise(bytes=moved, summed=rows, sums=sums),)
+
+
+def _summed_rows(call: OperatorCall, source: TensorSpec) -> int:
+    """Return the rows that are added up where the first dimensions of a dense tensor are; or 0."""
+    rank, to = len(source.shape), result(call)
+    dims = sorted(d % rank for d in numbers(call, 1) or () if -rank <= d < rank)
+    if not dims and to is not None and 0 < len(to.shape) < rank:
+        last = rank - len(to.shape)
+        dims = list(range(last)) if to.shape == source.shape[last:] else []
+    if not 0 < len(dims) < rank or dims != list(range(len(dims))) or not is_dense(source):
+        return 0
+    rows = math.prod(source.shape[: len(dims)])
+    return rows if 1 < rows < source.elements else 0
 
 
 def reduction_to_scalar(call: OperatorCall) -> Kernels | None:

@@ -19,6 +19,7 @@ from ..base.errors import TraceError
 from ..base.frozen import frozen
 from ..kernels.operations import Gemm
 from ..operators import Argument, Launched, OperatorCall, TensorSpec, kernels_of
+from ..operators.streams import column_sums
 from ..operators.table import is_collective
 from ..operators.tensors import all_tensors, torch_dtype
 from .gradients import EVALUATE, Partners, is_backward
@@ -41,6 +42,11 @@ _PARTED = ("aten::split", "aten::chunk", "aten::unbind", "aten::unsafe_split", "
 TF32 = re.compile(r"tf32|s1688gemm", re.I)
 """Names of kernels that multiply fp32 tensors in tf32: cuBLAS and cuDNN say it, CUTLASS has the
 instruction (m16n8k8 of matrix units, with fp32 results) in the name."""
+
+_OF_COLUMNS = re.compile(r"\breduce_kernel<\d+, [24],")
+"""PyTorch's reductions of which a thread makes two or four results beside each other, which is
+where the first dimensions are summed (``output_vec_size`` of
+aten/src/ATen/native/cuda/Reduce.cuh)."""
 
 _BY_LAYER_NAME = (
     "vllm::moe_forward",
@@ -114,9 +120,21 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
             calls += [LaunchedCall(-1, nothing, kernels_of(nothing), (op,)) for op in ops]
         else:
             call, launched = reader.of(operator)
-            launched = _in_recorded_format(launched, [trace.device.name[op] for op in ops])
+            names = [trace.device.name[op] for op in ops]
+            launched = _in_recorded_format(_of_columns(call, launched, names), names)
             calls.append(LaunchedCall(operator, call, launched, tuple(ops)))
     return sorted(calls, key=lambda each: each.ops[0])
+
+
+def _of_columns(call: OperatorCall, launched: Launched, names: list[str]) -> Launched:
+    """Sums are of columns where the name of a kernel says so: dimensions are seldom recorded."""
+    source = next(all_tensors(call.inputs), None)
+    if call.name != "aten::sum" or source is None or len(source.shape) < 2:
+        return launched
+    rows = source.elements // max(1, source.shape[-1])
+    if rows < 2 or rows == source.elements or not any(_OF_COLUMNS.search(each) for each in names):
+        return launched
+    return Launched(column_sums(source, rows), launched.known)
 
 
 def _in_recorded_format(launched: Launched, names: list[str]) -> Launched:

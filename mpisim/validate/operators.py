@@ -1,4 +1,9 @@
-"""Recorded kernels of operators beside what the table of operators and the kernel models say."""
+"""Recorded kernels of operators beside what the table of operators and the kernel models say.
+
+A kernel that ran at the same time as one of another stream, communications included, shared the GPU
+with it: its recorded time is not that of the kernel by itself, which is what models price (sharing
+has its own model, ``docs/overlap.md``). Errors are given of all calls, and of those that ran alone.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from ..base.frozen import frozen
 from ..kernels import find_gpu, gpu_name
 from ..operators.pricing import OperatorPricing
 from ..operators.tensors import all_tensors
-from ..traces.kineto import read_kineto
+from ..traces.kineto import KERNEL, DeviceOps, read_kineto
 from ..traces.operator_calls import launched_calls, records_shapes
 from ..traces.sources import is_folder, is_kineto, json_files
 from .cases import summary
@@ -39,6 +44,8 @@ class OperatorSum:
         Seconds, of all calls together.
     errors : tuple of float
         Relative, of each call.
+    measured_alone, predicted_alone : float
+        Seconds of the calls none of whose kernels ran beside another.
     """
 
     name: str
@@ -50,6 +57,8 @@ class OperatorSum:
     measured: float
     predicted: float
     errors: tuple[float, ...]
+    measured_alone: float
+    predicted_alone: float
 
 
 @frozen
@@ -96,6 +105,19 @@ class PricedTrace:
         known = [each for each in self.sums if each.known]
         measured = sum(each.measured for each in known)
         return sum(each.predicted for each in known) / measured - 1 if measured else 0.0
+
+    @property
+    def alone(self) -> float:
+        """Share of the time of these calls whose kernels ran beside no other."""
+        known = [each for each in self.sums if each.known]
+        return sum(e.measured_alone for e in known) / (sum(e.measured for e in known) or 1.0)
+
+    @property
+    def error_alone(self) -> float:
+        """As `error`, of the calls whose kernels ran beside no other."""
+        known = [each for each in self.sums if each.known]
+        measured = sum(each.measured_alone for each in known)
+        return sum(e.predicted_alone for e in known) / measured - 1 if measured else 0.0
 
 
 def price_traces(paths: Sequence[str], gpu: str | None = None) -> Iterator[PricedTrace | str]:
@@ -147,29 +169,54 @@ def _priced(path: Path, gpu: str | None) -> PricedTrace:
         ) from None
     pricing = OperatorPricing(find_gpu(name))
     took = (trace.device.end - trace.device.begin) / 1e12
-    found: dict[tuple[str, str, bool, bool], list[tuple[int, float, float]]] = {}
+    beside = _beside(trace.device)
+    found: dict[tuple[str, str, bool, bool], list[tuple[int, float, float, bool]]] = {}
     for each in launched_calls(trace):
         priced = pricing.price(each.launched)
         measured = float(took[list(each.ops)].sum())
         dtype = next((t.dtype for t in all_tensors(each.call.inputs)), "none")
         shaped = priced.known or records_shapes(each.call)
         key = each.call.name, dtype, priced.known, shaped
-        found.setdefault(key, []).append((len(each.ops), measured, priced.duration / 1e12))
+        alone = not beside[list(each.ops)].any()
+        row = len(each.ops), measured, priced.duration / 1e12, alone
+        found.setdefault(key, []).append(row)
     if not found:
         raise TraceError(f"{path}: no operator here launched a kernel")
     sums = [
         OperatorSum(
             *key,
             calls=len(rows),
-            kernels=sum(n for n, _, _ in rows),
-            measured=sum(m for _, m, _ in rows),
-            predicted=sum(p for _, _, p in rows),
-            errors=tuple(p / m - 1 for _, m, p in rows if m > 0),
+            kernels=sum(n for n, _, _, _ in rows),
+            measured=sum(m for _, m, _, _ in rows),
+            predicted=sum(p for _, _, p, _ in rows),
+            errors=tuple(p / m - 1 for _, m, p, _ in rows if m > 0),
+            measured_alone=sum(m for _, m, _, alone in rows if alone),
+            predicted_alone=sum(p for _, _, p, alone in rows if alone),
         )
         for key, rows in found.items()
     ]
     sums.sort(key=lambda each: (-each.measured, each.name, each.dtype))
     return PricedTrace(f"{path.parent.name}/{path.name}", name, tuple(sums))
+
+
+def _beside(device: DeviceOps) -> np.ndarray:
+    """Device operations → whether each ran while a kernel of another stream did, too.
+
+    Kernels of a stream run one after the other, so that the first that ends behind the beginning of
+    an operation is the one that could overlap it.
+    """
+    kernels = np.asarray(device.kind) == KERNEL
+    beside = np.zeros(len(device), dtype=bool)
+    for stream in np.unique(device.stream[kernels]).tolist():
+        of_stream = np.flatnonzero(kernels & (device.stream == stream))
+        own = of_stream[np.argsort(device.begin[of_stream], kind="stable")]
+        others = np.flatnonzero(device.stream != stream)
+        ends = np.maximum.accumulate(device.end[own])
+        first = np.searchsorted(ends, device.begin[others], side="right")
+        inside = first < len(own)
+        begins = device.begin[own[np.minimum(first, len(own) - 1)]]
+        beside[others] |= inside & (begins < device.end[others])
+    return beside
 
 
 def tabulate(traces: Sequence[PricedTrace]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -203,8 +250,8 @@ def tabulate(traces: Sequence[PricedTrace]) -> dict[str, dict[str, dict[str, Any
     }
 
 
-def by_job(traces: Sequence[PricedTrace]) -> dict[str, tuple[float, float, float]]:
-    """Priced traces → by job, medians over its traces of |error| and of two shares priced by name.
+def by_job(traces: Sequence[PricedTrace]) -> dict[str, tuple[float, float, float, float]]:
+    """Priced traces → by job, medians over its traces of two |errors| and two shares named.
 
     Parameters
     ----------
@@ -213,8 +260,9 @@ def by_job(traces: Sequence[PricedTrace]) -> dict[str, tuple[float, float, float
 
     Returns
     -------
-    dict of str to (float, float, float)
-        By folder: |error|, share named of all kernel time and of that whose shapes were recorded.
+    dict of str to (float, float, float, float)
+        By folder: |error| of all and of what ran alone, share named of all kernel time and of that
+        whose shapes were recorded.
     """
     jobs: dict[str, list[PricedTrace]] = {}
     for each in traces:
@@ -222,6 +270,7 @@ def by_job(traces: Sequence[PricedTrace]) -> dict[str, tuple[float, float, float
     return {
         name: (
             median(abs(t.error) for t in own),
+            median(abs(t.error_alone) for t in own),
             median(t.named for t in own),
             median(t.named_of_shaped for t in own),
         )

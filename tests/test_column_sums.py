@@ -1,0 +1,72 @@
+"""Sums of columns: blocks beside recorded launches, waiting beside a count by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import Analytical
+from mpisim.kernels.analytical.column_sums import blocks_of_a_column, column_sum_columns
+from mpisim.kernels.gpu_parameters import gpu_parameters
+from mpisim.kernels.operations import Elementwise
+from mpisim.operators import OperatorCall, TensorSpec, kernels_of
+
+
+def summed(rows: int, sums: int) -> Elementwise:
+    """A matrix in fp32 whose columns are added up."""
+    return Elementwise(4 * (rows * sums + sums), summed=rows, sums=sums)
+
+
+# Rows, columns, blocks of the grid, threads of a block across and down: Kineto traces of PyTorch.
+LAUNCHES = [
+    ("a100-sxm-40gb", 1024, 100, 2, (16, 8)),
+    ("a100-sxm-40gb", 1024, 128, 16, (32, 4)),
+    ("a100-sxm-40gb", 1024, 256, 32, (32, 4)),
+    ("a100-sxm-40gb", 1024, 1024, 128, (32, 4)),
+    ("a100-sxm-40gb", 98304, 15, 192, (8, 64)),
+    ("v100-sxm2-32gb", 4096, 2048, 1024, (32, 4)),
+    ("v100-sxm2-32gb", 4096, 8192, 1280, (32, 4)),
+]
+
+
+@pytest.mark.parametrize(("gpu", "rows", "sums", "blocks", "threads"), LAUNCHES)
+def test_blocks_are_those_recorded(
+    gpu: str, rows: int, sums: int, blocks: int, threads: tuple[int, int]
+) -> None:
+    columns = column_sum_columns(summed(rows, sums))
+    across, down = threads
+    assert columns["sum_threads"] == across * down
+    assert columns["sum_lines"] == down
+    found = columns["sum_blocks"] * blocks_of_a_column(columns, gpu_parameters(gpu))
+    assert found == blocks
+
+
+def test_threads_wait_for_one_load_after_another() -> None:
+    # 1,024 rows and 100 columns: 8 lines of 128 rows, four loaded at once, and a block's own sum.
+    model = Analytical(find_gpu("a100-sxm"))
+    kernel = summed(1024, 100)
+    streamed = model.estimate(Elementwise(kernel.bytes)).duration
+    floor = model.estimate(Elementwise(1)).duration
+    hidden = streamed - floor
+    waited = model.estimate(kernel).duration - streamed
+    assert waited == pytest.approx(32 * 0.36e6 + 2.1e6 - hidden, rel=1e-3)
+
+
+def test_large_matrices_are_bound_by_memory() -> None:
+    model = Analytical(find_gpu("h100-sxm"))
+    kernel = summed(1 << 20, 4096)
+    streamed = model.estimate(Elementwise(kernel.bytes)).duration
+    assert model.estimate(kernel).duration < 1.05 * streamed
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "rows"),
+    [((64, 32, 100), (0, 1), 2048), ((64, 100), (-2,), 64), ((64, 100), (1,), None)],
+)
+def test_sums_of_first_dimensions_are_of_columns(
+    shape: tuple[int, ...], dims: tuple[int, ...], rows: int | None
+) -> None:
+    call = OperatorCall("aten::sum", (TensorSpec("float32", shape), dims))
+    (kernel,) = kernels_of(call).kernels
+    assert isinstance(kernel, Elementwise)
+    assert (kernel.summed, kernel.sums) == (rows, rows and 100)
