@@ -6,6 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from mpisim.base.kinds import Phase
+from mpisim.capture.kept_step import kept_step, recording_of
 from mpisim.capture.lower import Part, program_of
 from mpisim.capture.recording import Item, ItemKind, Recording
 from mpisim.engine.run import Run
@@ -119,3 +120,18 @@ def test_copies_of_the_reducer_are_launched_as_in_generated_steps() -> None:
         assert table is not None
         for column, value in expected.items():
             assert getattr(table, column).tolist() == [value], column
+
+
+def test_a_kept_step_knows_what_launches_its_items() -> None:
+    """`mpisim.extrapolate` leaves out what DDP's reducer does for a group of one."""
+    items = [
+        Item(
+            *(ItemKind.CALL, 0, 0, (), -1, -1, -1, False, Phase.BACKWARD, -1, "copy", 0),
+            graph=graph,
+            by_reducer=by_reducer,
+        )
+        for graph in (False, True)
+        for by_reducer in (False, True)
+    ]
+    recording = Recording(0, 1, [PRODUCT], items, [(0,)], 1)
+    assert recording_of(kept_step(recording), "test").items == items

@@ -31,6 +31,7 @@ from mpisim.cli import main
 from mpisim.experiment import ProgramExperiment
 from mpisim.export.captured_operators import captured_operators_around
 from mpisim.extrapolate import Target, TracedStep, extrapolate, read_step
+from mpisim.extrapolate.tensor_parallel import splits_of
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import analytical_model
 from mpisim.operators import OperatorCall, TensorSpec
@@ -286,6 +287,25 @@ def test_llama_grown_is_the_captured_job(in_scripts: None, tmp_path: Path) -> No
     sharded = captured(tmp_path, "hf_llama.py", "4", "fsdp2", "6", world=8)
     assert sent(sharded) == sent(grown(tmp_path, dp=8, zero=3))
     assert predicted(grown(tmp_path, dp=8, zero=3)) == pytest.approx(predicted(sharded), rel=0.03)
+
+
+@needs()
+def test_queries_of_a_decoder_have_an_input_of_their_own(in_scripts: None, tmp_path: Path) -> None:
+    """Each layer reduces two gradients of attention's inputs, a decoder's cross attention two."""
+    layers = 3
+    captured(tmp_path, "encoder_decoder.py", str(layers))
+    splits = splits_of(read_step(tmp_path / "1.h5"), 2)
+    first = [each.first for each in splits.values() if each.kind == "column" and each.inputs == 512]
+    own = [True, False, False, True]  # queries, keys and values; up
+    cross = [True, True, False]  # queries; keys and values
+    head = [True]
+    assert first == layers * own + layers * (own[:3] + cross + own[3:]) + head
+    activation = 2 * 4 * 256 * 512
+    table = grown(tmp_path, tp=2).table_of(0)
+    sizes = table.bytes[table.operation == Operation.ALL_REDUCE]
+    # Forward 2 outputs of a layer, 3 with cross attention; backward 2 and 4 gradients of inputs,
+    # one of the head's; both embeddings.
+    assert (sizes == activation).sum() == layers * (2 + 2) + layers * (3 + 4) + 1 + 2
 
 
 @needs("timm")

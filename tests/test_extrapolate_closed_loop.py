@@ -57,6 +57,7 @@ MORE = {
     "deepseek": 0.022,
     "deepseek-v3": 0.015,
     "nemotron-h": 0.01,
+    "t5": 0.002,
     "gemma": 0.01,
     "qwen-dense": 0.002,
     "densenet": 0.001,
@@ -90,6 +91,15 @@ def _check_grown(
     prepared = loop.generated(longer, {"micro_batch": batch}, batch, 1)
     ours = loop.engine.simulate(prepared.program, network=prepared.network).step_time / 1e12
     assert found == pytest.approx(ours, rel=rel)
+
+
+def test_delta_rules_exchange_heads_for_tokens(tmp_path: Path) -> None:
+    model = loop.Model('preset = "qwen3-next-80b-a3b"\nlayers = 4\nseq_len = 2048', 1)
+    step = loop.traced(model, tmp_path / "trace")
+    for keys in ({"cp": 2}, {"cp": 2, "dp": 2}):
+        found = loop.compare(model, step, keys)
+        assert found.equal, keys
+        assert abs(found.error) < 0.001, (keys, found)
 
 
 def test_as_many_tokens_as_features(tmp_path: Path) -> None:

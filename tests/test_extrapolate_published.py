@@ -57,7 +57,4 @@ def test_a_part_of_a_vocabulary_does_not_tell_samples(shared: Path) -> None:
     found = [each for each in published.points(of_one_node) if not isinstance(each, str)]
     assert len(found) == 5
     assert sum(abs(each.error) for each in found) / len(found) < 0.04
-    # In half precision the CPU sets the pace: since copies of DDP's reducer have their recorded
-    # launches, steps on 8 GPUs are 5.6 % too short beside one.
-    assert max(abs(each.error) for each in found if each.precision != "fp16") < 0.04
-    assert max(abs(each.error) for each in found) < 0.06
+    assert max(abs(each.error) for each in found) < 0.04

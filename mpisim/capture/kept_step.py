@@ -21,6 +21,9 @@ CAPTURED = "captured"
 
 VERSION = 1
 
+GRAPH, REDUCER = 1, 2
+"""Bits: what launches an item, if not the script's Python."""
+
 
 def kept_step(recording: Recording) -> str:
     """Recording of a one-rank job → JSON text of its steps, for `mpisim.extrapolate`.
@@ -42,7 +45,7 @@ def kept_step(recording: Recording) -> str:
             "items": [
                 [
                     *(int(item.kind), item.number, item.stream, item.bytes, item.group),
-                    *(item.phase, item.layer, item.name, item.step, int(item.graph)),
+                    *(item.phase, item.layer, item.name, item.step, _launched_by(item)),
                     *(item.origin.node, int(item.origin.engine), item.origin.module),
                     *item.origin.parameters,
                 ]
@@ -96,13 +99,18 @@ def recording_of(text: str, source: str) -> Recording:
         raise InputError(f"{source}: the captured step in it is damaged") from error
 
 
+def _launched_by(item: Item) -> int:
+    return (item.graph and GRAPH) | (item.by_reducer and REDUCER)
+
+
 def _item(row: list[Any]) -> Item:
-    kind, number, stream, size, group, phase, layer, name, step, graph, *origin = row
+    kind, number, stream, size, group, phase, layer, name, step, by, *origin = row
     node, engine, module, *parameters = origin
     return Item(
         *(ItemKind(kind), number, stream, (), size, group, -1, False),
-        *(phase, layer, name, step, bool(graph)),
+        *(phase, layer, name, step, bool(by & GRAPH)),
         origin=Origin(node, bool(engine), module, tuple(parameters)),
+        by_reducer=bool(by & REDUCER),
     )
 
 

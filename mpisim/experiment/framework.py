@@ -48,6 +48,15 @@ class FrameworkOptions:
     gradients_ready : {"computed", "launched"}
         When Horovod is told of a gradient: when its kernel has ended, as MXNet does, or when it is
         launched, as TensorFlow does.
+    reducer : {"pytorch", "apex", "apex-predivide"}
+        With `dp_style` "ddp": whose DistributedDataParallel it is, PyTorch's or Apex's, which joins
+        the gradients of a bucket in one kernel; "apex-predivide" divides them before they are added
+        up, too (its ``gradient_predivide_factor``).
+    divides_buckets : bool
+        Whether DDP divides a bucket by the number of ranks once it is full, as before PyTorch 1.6,
+        not as it copies gradients into it.
+    find_unused_parameters : bool
+        Whether DDP looks for parameters that the forward pass did not use.
     average_in_collective : bool
         Whether NCCL divides by the number of ranks, not a kernel before it (Megatron-LM's
         ``--ddp-average-in-collective``).
@@ -222,6 +231,9 @@ class FrameworkOptions:
     bucket: Bytes | None = None
     cycle_time: Annotated[float, Limits(least=0, most=10_000)] | None = None
     gradients_ready: Literal["computed", "launched"] = "computed"
+    reducer: Literal["pytorch", "apex", "apex-predivide"] = "pytorch"
+    divides_buckets: bool = False
+    find_unused_parameters: bool = False
     average_in_collective: bool = False
     broadcast_buffers: bool = True
     wrap_layers: Count = 1

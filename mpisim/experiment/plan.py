@@ -299,6 +299,16 @@ def _check_data_parallel(plan: Plan) -> None:
             raise InputError(
                 f"framework.cycle_time is given, but zero is {plan.zero}; Horovod shards nothing"
             )
+    if framework.reducer != "pytorch":
+        given = {
+            "cycle_time": framework.cycle_time is not None and "Horovod reduces gradients",
+            "find_unused_parameters": framework.find_unused_parameters and "it looks for none",
+            "dp_style": framework.dp_style not in (None, "ddp") and "it reduces under 'ddp'",
+        }
+        wrong = next((key for key, why in given.items() if why), None)
+        if wrong is not None or plan.zero:
+            key, why = (wrong, given[wrong]) if wrong else ("zero", "it shards nothing")
+            raise InputError(f"framework.reducer is {framework.reducer!r}, but {key} is set: {why}")
     allowed = {"ddp": (0, 1), "megatron": (0, 1), "deepspeed": (0, 1, 2, 3), "fsdp": (2, 3)}
     style = plan.framework.dp_style
     main = plan.precision.main_parameters

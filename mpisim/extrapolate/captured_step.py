@@ -263,6 +263,8 @@ class _Reader:
         """Whether an item copies gradients to a bucket or back, or buffers to be broadcast."""
         if item.kind is not ItemKind.CALL:
             return False
+        if item.by_reducer:
+            return True
         path = self.recording.modules[item.origin.module]
         if path and path[-1].startswith(_REPLICATED):
             return True

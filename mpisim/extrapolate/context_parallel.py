@@ -4,7 +4,8 @@ With context parallelism each rank has a share of every sequence. All but attent
 tokens that it has; attention needs the keys and values of all, which go round a ring, are gathered
 or are exchanged for heads, as the workload generator has it
 (:mod:`mpisim.workloads.transformer.context_parallel`). A part of it takes the measured time of the
-whole, times the ratio of the kernel model for both shapes, kernel by kernel.
+whole, times the ratio of the kernel model for both shapes, kernel by kernel. For a scan over states
+ranks exchange tokens for heads, and back behind it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from dataclasses import replace
 
 from ..base.errors import InputError
 from ..experiment import Plan
-from ..kernels.operations import BYTES, Attention, Gemm
+from ..kernels.operations import BYTES, Attention, Elementwise, Gemm
 from ..kernels.recorded import Recorded
-from ..workloads.operators import Compute, Task
+from ..program import Operation
+from ..workloads.operators import Communicate, Compute, Task
 from ..workloads.transformer.context_parallel import CONTEXT_PARALLEL, SpreadAttention
 from ..workloads.transformer.shapes import (
     WHOLE_SEQUENCES,
@@ -25,7 +27,7 @@ from ..workloads.transformer.shapes import (
 )
 from .step import TracedKernel, TracedStep
 
-__all__ = ["check_context", "context_not_modelled", "with_context"]
+__all__ = ["check_context", "scans_of", "with_context", "with_exchange"]
 
 
 def check_context(step: TracedStep, plan: Plan, sequence: int | None) -> None:
@@ -86,23 +88,60 @@ def check_context(step: TracedStep, plan: Plan, sequence: int | None) -> None:
             )
 
 
-def context_not_modelled(step: TracedStep, plan: Plan) -> list[str]:
-    """Step, plan → what of sharing sequences is not modelled, lines for people.
+def scans_of(step: TracedStep) -> frozenset[int]:
+    """Step → numbers of operators behind which ranks of a context exchange tokens for heads.
+
+    Scans over states (Mamba-2, the gated delta rule) are products of chunks, in batches, between
+    two matrices: what the first makes goes to the rank of each head, what the last of them makes
+    back to the rank of each token. Batches of experts have weights; attention in batches, whose
+    products have all tokens of a sequence, is refused (`check_context`).
 
     Parameters
     ----------
     step : TracedStep
-    plan : Plan
     """
-    traced = [task for one in step.operators for task in one.forward]
-    kernels = [k for task in traced if isinstance(task, TracedKernel) for k in task.kernels]
-    scans = any(isinstance(each, Gemm) and each.variant == "scan" for each in kernels)
-    if plan.cp == 1 or not scans:
-        return []
-    return [
-        "what ranks of a context exchange for scans over states (Mamba): heads for tokens before "
-        "and behind each, as Megatron-LM does"
-    ]
+    found: set[int] = set()
+    matrix = last = -1
+    for number, each in enumerate(step.operators):
+        products = [kernel for kernel in each.products() if isinstance(kernel, Gemm)]
+        weighs = any(len(one.shape) > 2 for one in each.parameters)
+        if any(kernel.batch > 1 for kernel in products) and not weighs:
+            last = number
+        elif products:
+            if matrix >= 0 and last >= 0:
+                found |= {matrix, last}
+            matrix, last = number, -1
+    return frozenset(found)
+
+
+def with_exchange(
+    name: str, forward: tuple[Task, ...], backward: tuple[Task, ...]
+) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """Return an operator's tasks with the exchange of its result behind it, and of its gradient.
+
+    As Megatron-LM's ``MambaContextParallel`` (megatron/core/ssm/mamba_context_parallel.py): a copy,
+    an all-to-all, a copy.
+
+    Parameters
+    ----------
+    name : str
+        Of the operator.
+    forward, backward : tuple of Task
+        In the shapes of one rank's tokens.
+    """
+    computed = [task.kernel for task in forward if isinstance(task, Compute)]
+    kernels = [k for each in computed if isinstance(each, Recorded) for k in each.now]
+    result = [each for each in kernels if isinstance(each, Gemm)][-1]
+    size = BYTES[result.output] * result.batch * result.m * result.n
+
+    def steps(suffix: str) -> tuple[Task, ...]:
+        return (
+            Compute(f"{name} exchange copy{suffix}", Elementwise(2 * size)),
+            Communicate(f"{name} all-to-all{suffix}", Operation.ALL_TO_ALL, "cp", size),
+            Compute(f"{name} exchange order{suffix}", Elementwise(2 * size)),
+        )
+
+    return (*forward, *steps("")), (*steps(" backward"), *backward)
 
 
 def with_context(

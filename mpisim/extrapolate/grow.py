@@ -53,7 +53,7 @@ from ..workloads.operators import Network
 from ..workloads.pricing import Pricing
 from .assumptions import assumptions_of
 from .captured_step import priced_for
-from .context_parallel import check_context, context_not_modelled
+from .context_parallel import check_context
 from .expert_parallel import check_experts, experts_of
 from .gpu_traces import steps_by_gpu
 from .layers import balanced
@@ -165,7 +165,6 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         assumptions,
         priced=step.priced,
         splits_used=plan.tp > 1,
-        context=context_not_modelled(step, plan),
         unchanged=unchanged,
         alone=world == 1,
         pipeline=pipeline,
@@ -411,7 +410,6 @@ def _counted(
     *,
     priced: bool,
     splits_used: bool,
-    context: list[str],
     unchanged: bool,
     alone: bool,
     elsewhere: bool,
@@ -472,7 +470,6 @@ def _counted(
             "assumptions": list(assumptions),
             "not_modelled": [
                 *missing,
-                *context,
                 *input_not_modelled(workload.layout.experiment.data),
             ],
             "left_out": 0.0 if alone else several_gpus().error,

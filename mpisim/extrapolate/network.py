@@ -18,7 +18,7 @@ from ..operators import TensorSpec
 from ..operators.tensors import element_bytes
 from ..workloads.grid import Grid
 from ..workloads.operators import Await, Compute, Layer, Network, Operator, Parameter, Task
-from .context_parallel import with_context
+from .context_parallel import scans_of, with_context, with_exchange
 from .expert_parallel import ExpertShare, experts_of
 from .growth import Growth, grown, product_role
 from .optimizer_share import OptimizerShare, recorded, with_full_gradients
@@ -31,6 +31,7 @@ from .step import (
     TracedTask,
     TracedWait,
 )
+from .tensor_parallel import sums_input_gradient
 
 __all__ = ["growth_of", "passed_on", "traced_network"]
 
@@ -153,6 +154,7 @@ class _Writer:
         self.gathers = any(each.kind == "gathered" for each in splits.values())
         self.step, self.growth, self.splits = step, growth, splits
         self.plan, self.tp = plan, plan.tp
+        self.scans = scans_of(step)
         self.experts, self.outside, self.sequence = experts, outside, outside is not growth
         self.zeroing = zeroing and bool(step.zeroing)
         self.weights = {
@@ -209,6 +211,8 @@ class _Writer:
             forward, backward = split_tasks(each, split, forward, backward, self.growth, self.tp)
         if self.plan.cp > 1:
             forward, backward = with_context(each.name, forward, backward, self.plan)
+            if number in self.scans:
+                forward, backward = with_exchange(each.name, forward, backward)
         forward, backward = self.experts.exchanges(number, each, forward, backward)
         # Where outputs are gathered, gradients between are sums over ranks not added up yet.
         partial = self.gathers and split is NOT_SPLIT
@@ -341,7 +345,7 @@ class _Writer:
             and kernel.bytes in _copies(operator)
         ):
             return new  # the input is whole
-        if split.kind == "column" and gradient and _sums_input_gradient(kernel, operator):
+        if split.kind == "column" and gradient and sums_input_gradient(kernel, operator):
             return new
         return split_kernel(new, split, role, backward, of.role, self.tp)
 
@@ -387,16 +391,6 @@ def passed_on(operators: Iterable[TracedOperator]) -> int:
         if each.inputs:
             return max(map(_bytes, each.inputs))
     return 0
-
-
-def _sums_input_gradient(kernel: Kernel, operator: TracedOperator) -> bool:
-    """Whether a kernel adds the gradient of an operator's input to what another made of it.
-
-    As of an encoder's output, which each layer of the decoder works on.
-    """
-    if not isinstance(kernel, Elementwise) or not operator.inputs:
-        return False
-    return kernel.bytes == 3 * _bytes(operator.inputs[0])
 
 
 def _first_product(kernels: Sequence[Kernel]) -> int:

@@ -12,6 +12,10 @@ split by columns, each with an input of its own; down and norm every rank comput
 share of the tokens (``q_down_proj``, ``linear_kv_down_proj`` of
 megatron/core/transformer/multi_latent_attention.py).
 
+Queries of a decoder that attends to an encoder have an input of their own. It shows backward: what
+queries add to the gradient of an input that they share with keys follows their product, while the
+gradients of an encoder's output from several layers are added up before it.
+
 An embedding whose table is split by entries, and scores of the same vocabulary, go together. All
 other layers, convolutions above all, divide their outputs, which are gathered: what TrioSim and its
 reference do with every layer. Around the pairs of a transformer they are few, and every rank
@@ -25,16 +29,17 @@ the sum (megatron/core/models/common/embeddings/language_model_embedding.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..base.errors import InputError
-from ..kernels.operations import Convolution, Embedding, Gemm, Norm
+from ..kernels.operations import Convolution, Elementwise, Embedding, Gemm, Kernel, Norm
+from ..operators.tensors import element_bytes
 from .split import NOT_SPLIT, Split
 from .step import TracedKernel, TracedOperator, TracedStep
 
-__all__ = ["splits_of"]
+__all__ = ["splits_of", "sums_input_gradient"]
 
 
 _MIN_ADAPTER_RATIO = 4
@@ -103,11 +108,21 @@ class _Open:
         self.matrices = [each for each in self.matrices if each is not matrix.latent]
         self.matrices.append(matrix)
 
-    def columns(self) -> dict[int, Split]:
-        """Return their splits; those that share an input are gathered and reduced together."""
+    def columns(self, alone: int | None = None) -> dict[int, Split]:
+        """Return their splits; those that share an input are gathered and reduced together.
+
+        Parameters
+        ----------
+        alone : int, optional
+            Number of the matrix that has an input of its own.
+        """
         found = {}
         for each in self.matrices:
-            own = [one for one in self.matrices if one.latent is each.latent]
+            own = [
+                one
+                for one in self.matrices
+                if one.latent is each.latent and (one.number == alone) == (each.number == alone)
+            ]
             found[each.number] = Split(
                 "column",
                 each.outputs,
@@ -117,6 +132,11 @@ class _Open:
                 beside=each.latent.outputs - each.inputs if each.latent else 0,
             )
         return found
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Features in and out of each."""
+        return tuple((each.inputs, each.outputs) for each in self.matrices)
 
     def clear(self) -> None:
         """Forget all."""
@@ -149,6 +169,7 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
     found: dict[int, Split] = {}
     pending = _Open()
     vocabulary = _vocabulary(step, found)
+    crossing: set[tuple[tuple[int, int], ...]] = set()
 
     def gather() -> None:
         for each in (*pending.downs, *pending.matrices):
@@ -177,7 +198,12 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
             gather()
         matrix = pending.with_latent(matrix)
         if pending and _closes(matrix, pending, step.operators):
-            found |= pending.columns()
+            crosses = _crosses(pending.matrices, step.operators)
+            if crosses:
+                crossing.add(pending.sizes)
+            elif crosses is None:  # the first that adds to an encoder's gradient has nothing to add
+                crosses = pending.sizes in crossing
+            found |= pending.columns(pending.matrices[0].number if crosses else None)
             whole = {
                 n
                 for each in pending.matrices
@@ -318,6 +344,48 @@ def _closes(matrix: _Matrix, pending: _Open, operators: tuple[TracedOperator, ..
     works = any(isinstance(task, TracedKernel) for each in between for task in each.forward)
     fits = matrix.inputs <= sum(each.outputs for each in pending.matrices)
     return works and fits and not matrix.latent and matrix.outputs == pending.width
+
+
+def _crosses(matrices: Sequence[_Matrix], operators: Sequence[TracedOperator]) -> bool | None:
+    """Whether the first of several matrices has an input of its own; None where none shows."""
+    first = operators[matrices[0].number]
+    kernels = _backward(first)
+    products = (i for i, each in enumerate(kernels) if isinstance(each, Gemm))
+    at = next(products, len(kernels))
+    before = next(
+        (own for o in reversed(operators[: matrices[0].number]) if (own := _backward(o))), []
+    )
+
+    def adds(each: Kernel) -> bool:
+        return sums_input_gradient(each, first)
+
+    if any(map(adds, kernels[at:])) or any(map(adds, before[:1])):
+        return False
+    others = [kernel for each in matrices[1:] for kernel in _backward(operators[each.number])]
+    return True if any(map(adds, (*others, *kernels[:at]))) else None
+
+
+def _backward(operator: TracedOperator) -> list[Kernel]:
+    """Return the kernels of an operator's backward pass."""
+    tasks = (task for task in operator.backward if isinstance(task, TracedKernel))
+    return [kernel for task in tasks for kernel in task.kernels]
+
+
+def sums_input_gradient(kernel: Kernel, operator: TracedOperator) -> bool:
+    """Kernel, operator → whether it adds the gradient of the operator's input to another's.
+
+    As of an encoder's output, which each layer of the decoder works on.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Of the backward pass.
+    operator : TracedOperator
+    """
+    if not isinstance(kernel, Elementwise) or not operator.inputs:
+        return False
+    spec = operator.inputs[0]
+    return kernel.bytes == 3 * element_bytes(spec.dtype) * spec.elements
 
 
 def _looked_up(operator: TracedOperator) -> set[int]:

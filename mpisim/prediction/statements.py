@@ -466,7 +466,10 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.cp_style": plan.cp > 1,
         "plan.overlap.tp_scatter": plan.overlap.tp,
         "plan.overlap.dgrad": plan.tp > 1 and not plan.sequence_parallel,
-        "framework.broadcast_buffers": images and plan.style(transformer=transformer) == "ddp",
+        "framework.broadcast_buffers": images
+        and plan.style(transformer=transformer) == "ddp"
+        and plan.framework.reducer == "pytorch",
+        "framework.divides_buckets": grid.dp * grid.cp > 1 and plan.framework.reducer == "pytorch",
         "framework.kernels": transformer,
         "framework.attention": transformer and plan.framework.kernels == "flash",
         "framework.unaligned": isinstance(model, Transformer) and _unaligned(model, plan),

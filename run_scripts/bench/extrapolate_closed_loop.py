@@ -46,8 +46,10 @@ class Model(NamedTuple):
 
     def longer(self, sequence: int) -> Model:
         """Return the model with sequences of so many tokens."""
-        kept = [line for line in self.keys.split("\n") if not line.startswith("seq_len")]
-        return self._replace(keys="\n".join([*kept, f"seq_len = {sequence}"]))
+        lines = {line.partition(" = ")[0]: line for line in self.keys.split("\n")}
+        for key in {"seq_len", *lines} - {"preset", "layers", "lora_rank"}:
+            lines[key] = f"{key} = {sequence}"
+        return self._replace(keys="\n".join(lines.values()))
 
 
 MODELS = {
@@ -65,6 +67,7 @@ MODELS = {
     "deepseek": Model('preset = "deepseek-v2-lite"\nlayers = 4\nseq_len = 2048', 1),
     "deepseek-v3": Model('preset = "deepseek-v3"\nlayers = 4\nseq_len = 2048', 1),
     "nemotron-h": Model('preset = "nemotron-h-8b"\nlayers = 8\nseq_len = 2048', 1),
+    "t5": Model('preset = "t5-base"\nseq_len = 512\ndecoder_seq_len = 512', 8),
     "gemma": Model('preset = "gemma-2b"\nlayers = 4\nseq_len = 2048', 1),
     "qwen-dense": Model('preset = "qwen3-0.6b"\nseq_len = 2048', 4),
     "stable-diffusion": Model('preset = "stable-diffusion-2"', 4),
@@ -128,9 +131,11 @@ def plans_of(name: str) -> tuple[Mapping[str, Any], ...]:
         return tuple(keys for keys in PLANS if keys.get("tp") != 4)
     if name == "gemma":  # its one head of keys is not divided, which gradients over dp show
         return tuple(keys for keys in PLANS if not {"tp", "dp"} <= set(keys))
-    if name in ("nemotron-h", "qwen-dense"):
+    if name == "t5":  # messages of its stages lack the encoder's output
+        return ({"dp": 8}, {"dp": 8, "zero": 3}, {"tp": 2}, {"tp": 4})
+    if name == "qwen-dense":
         return (*PLANS, *WITH_SEQUENCES)
-    if name in ("gpt2", "bert", "llama"):
+    if name in ("gpt2", "bert", "llama", "nemotron-h"):
         return (*PLANS, *WITH_SEQUENCES, *WITH_CONTEXT)
     return PLANS
 

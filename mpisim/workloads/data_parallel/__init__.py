@@ -17,6 +17,8 @@ Read in this order:
     Default sizes of the frameworks, from ``data/frameworks.toml``.
 `ddp`
     PyTorch's DistributedDataParallel and ZeroRedundancyOptimizer: the simplest strategy.
+`apex`
+    Apex's DistributedDataParallel, which joins buckets in one kernel.
 `horovod`
     Horovod, whose buckets are formed by time.
 `megatron`
@@ -86,6 +88,10 @@ def _kind(plan: Plan) -> type[Strategy]:
             from .horovod import Horovod
 
             return Horovod
+        case "ddp" if plan.framework.reducer != "pytorch":
+            from .apex import Apex
+
+            return Apex
         case "ddp":
             from .ddp import Ddp
 

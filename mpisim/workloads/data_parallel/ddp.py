@@ -6,6 +6,13 @@ copied back. Compiled code launches a copy for each parameter. All but the last 
 under ``no_sync``. Buckets are those of the second iteration and later, when the reducer has put
 parameters in the order of their gradients.
 
+Before PyTorch 1.6 a full bucket is divided by the number of ranks in a kernel of its own
+(``divides_buckets``); since then the copies into it divide (pull requests 34904 and 40358).
+
+With ``find_unused_parameters`` the CPU walks autograd's graph behind the last forward, and behind
+the last bucket a number for each parameter says whether it was used: copied to the device and
+added up over all ranks. If all were, as here, nobody waits for the sums but the device.
+
 Before the first forward of a step running statistics of batch normalisation go from the first rank
 to the others (``broadcast_buffers``, on by default; other frameworks keep each rank's own): all
 means and variances flattened into one message, all counters into another, then each is copied back
@@ -24,7 +31,7 @@ from collections.abc import Sequence
 from heapq import heapreplace
 from typing import ClassVar
 
-from mpisim.kernels.operations import Elementwise
+from mpisim.kernels.operations import Copy, Elementwise
 
 from ...experiment.plan import Style
 from ...program import Operation
@@ -35,6 +42,9 @@ from .frameworks import frameworks
 from .strategy import PassPoint, Strategy, collective
 
 __all__ = ["Ddp"]
+
+INT32 = 4
+"""Bytes of the number that says whether a parameter was used."""
 
 
 class Ddp(Strategy):
@@ -50,11 +60,7 @@ class Ddp(Strategy):
     first_and_last_only: ClassVar[bool] = True
 
     def _prepare(self) -> None:
-        defaults, plan = frameworks().ddp, self.plan
-        # A size the user gives holds for the first bucket, too (distributed.py).
-        first, further = int(defaults.first_bucket.si), int(defaults.bucket.si)
-        sizes = (first, further) if plan.framework.bucket is None else (plan.framework.bucket,)
-        limits = [-(-size // self.gradient_size) for size in sizes]
+        defaults, limits = frameworks().ddp, self._limits()
         self.buckets = tuple(
             tuple(
                 bucket
@@ -71,6 +77,15 @@ class Ddp(Strategy):
         }
         self._launched: dict[tuple[int, Bucket], int] = {}
         self._copy_launch = defaults.copy_launch.value
+        self._searched_node = defaults.searched_node.value
+
+    def _limits(self) -> Sequence[int]:
+        """Return the elements from which on the first bucket, the second, … are full."""
+        defaults, given = frameworks().ddp, self.plan.framework.bucket
+        # A size the user gives holds for the first bucket, too (distributed.py).
+        first, further = int(defaults.first_bucket.si), int(defaults.bucket.si)
+        sizes = (first, further) if given is None else (given,)
+        return [-(-size // self.gradient_size) for size in sizes]
 
     def before_forward(self, at: PassPoint) -> None:
         """Before the first forward, send the running statistics of all the chunk's layers."""
@@ -105,6 +120,19 @@ class Ddp(Strategy):
                 copy = Elementwise(2 * size)
                 block.compute(Compute(f"copy {what}", copy, launch_share=self._copy_launch))
 
+    def before_backward(self, at: PassPoint) -> None:
+        """Behind the last forward, look for parameters that it did not use."""
+        if not self._finds_unused(at) or at.layer < len(self.chunks[at.chunk]) - 1:
+            return
+        operators = [each for layer in self.chunks[at.chunk] for each in layer.operators]
+        kernels = sum(isinstance(task, Compute) for each in operators for task in each.forward)
+        launching = at.block.pricing.launching
+        launch = launching["host"] + launching["launch_cost"]
+        nodes = kernels + len(self.parameters[at.chunk])
+        at.block.host_wait(
+            [], "unused parameters", host=round(self._searched_node * launch * nodes)
+        )
+
     def after_gradients(self, at: PassPoint) -> None:
         """In the last backward, copy gradients into buckets and reduce those that are full."""
         if not at.edge:
@@ -114,7 +142,11 @@ class Ddp(Strategy):
                 continue
             self._write_copies(at.block, "copy gradient into bucket", [each])
             bucket = self._full.get((at.chunk, each))
-            if self.plan.overlap.dp and bucket is not None:
+            if bucket is None:
+                continue
+            if self.plan.framework.divides_buckets:
+                self._compute(at.block, "divide bucket", 2 * self.gradient_size * bucket.size)
+            if self.plan.overlap.dp:
                 row = at.block.launch(self._reduction(bucket))
                 assert row is not None  # the bucket's group has several members
                 self._launched[at.chunk, bucket] = row
@@ -124,12 +156,36 @@ class Ddp(Strategy):
         block = at.block
         if not at.edge or at.layer > 0:
             return
+        used = self._reduce_used(at)
         for bucket in self.buckets[at.chunk]:
             if self.plan.overlap.dp:
                 block.await_next([self._launched[at.chunk, bucket]])
             else:
                 block.communicate(self._reduction(bucket))
             self._write_copies(block, "copy gradient from bucket", bucket.parameters)
+        block.await_next(used)
+
+    def _finds_unused(self, at: PassPoint) -> bool:
+        return (
+            at.edge and self.plan.framework.find_unused_parameters and bool(self.buckets[at.chunk])
+        )
+
+    def _reduce_used(self, at: PassPoint) -> list[int]:
+        """Add up over all ranks which parameters were used; return the row, if there is one."""
+        if not self._finds_unused(at):
+            return []
+        size = INT32 * len(self.parameters[at.chunk])
+        block = at.block
+        block.compute(
+            Compute("copy used parameters", Copy(size, "host"), launch_share=self._copy_launch)
+        )
+        group = self.data_group(False)
+        row = block.launch(collective(Operation.ALL_REDUCE, group, size, "used parameters"))
+        return [] if row is None else [row]
+
+    def _compute(self, block: BlockBuilder, name: str, size: int) -> None:
+        """Write an elementwise kernel that the reducer launches from compiled code."""
+        block.compute(Compute(name, Elementwise(size), launch_share=self._copy_launch))
 
     def after_optimizer(self, block: BlockBuilder) -> None:
         """Broadcast each parameter from the rank that has updated it."""

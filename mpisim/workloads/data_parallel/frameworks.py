@@ -24,11 +24,27 @@ class DdpDefaults:
         Bytes of the first bucket, and of the others.
     copy_launch : Quantity
         CPU time of a copy that the reducer launches, over that of a launch from Python.
+    searched_node : Quantity
+        CPU time to visit a node of autograd's graph, over that of a launch from Python.
     """
 
     first_bucket: Quantity
     bucket: Quantity
     copy_launch: Quantity
+    searched_node: Quantity
+
+
+@frozen
+class ApexDefaults:
+    """Apex's DistributedDataParallel.
+
+    Attributes
+    ----------
+    message : Quantity
+        Elements from which on a bucket is reduced.
+    """
+
+    message: Quantity
 
 
 @frozen
@@ -109,6 +125,7 @@ class Frameworks:
     """All frameworks; the data file says where each number comes from."""
 
     ddp: DdpDefaults
+    apex: ApexDefaults
     horovod: HorovodDefaults
     data_parallel: ThreadDefaults
     megatron: MegatronDefaults
