@@ -201,6 +201,11 @@ class Table:
         columns = (self.host, self.launch_cost, self.launch, self.gap)
         return sum(float(np.abs(each).sum(dtype=np.float64)) for each in columns)
 
+    def operations_below(self, row: int) -> NDArray[np.int64]:
+        """Return the number of communications on each slot before a row, shape (n_slots,)."""
+        slots = self.slot[:row]
+        return np.bincount(slots[slots >= 0], minlength=self.n_slots).astype(np.int64)
+
     def rows_on(self, slot: int) -> NDArray[np.intp]:
         """Return the rows that communicate on a slot, in order; none beyond `n_slots`."""
         return self._rows_by_slot[slot] if slot < self.n_slots else np.zeros(0, np.intp)
