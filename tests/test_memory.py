@@ -278,8 +278,8 @@ def test_a_backward_frees_while_the_forward_beside_it_keeps() -> None:
     """
     blocks = part(*[layer(operator(100, 10, 20)) for _ in range(8)])
     found = chunk_memory(blocks, plan(), ALONE)
-    alone = peak(pipeline("1f1b", 1, 4).actions[0], [found])
-    beside = peak(pipeline("1f1b", 1, 4, paired=True).actions[0], [found])
+    alone = peak(pipeline("1f1b", 1, 4), 0, [found])
+    beside = peak(pipeline("1f1b", 1, 4, paired=True), 0, [found])
     assert alone.kept == 800
     # The layer that is ahead, and the temporaries of both.
     assert beside.total == alone.total + 100 + 10
@@ -317,7 +317,7 @@ def test_the_walk_keeps_what_the_schedule_says(name: str) -> None:
             ChunkMemory(kept, for_weights, kept, 0, 0, 0, (kept,), (0,))
             for kept, for_weights in zip(saved, later, strict=True)
         ]
-        worst = peak(pipe.actions[stage], chunks)
+        worst = peak(pipe, stage, chunks)
         assert worst.kept == pipe.peak(stage, saved, later)
         if name != "dualpipe":
             assert worst.total == worst.kept
@@ -325,20 +325,19 @@ def test_the_walk_keeps_what_the_schedule_says(name: str) -> None:
 
 def test_gradients_are_added_up_from_the_first_backward_of_a_chunk_to_its_last() -> None:
     # One round of micro-batches: each chunk's backwards follow each other, the last chunk's first.
-    once = pipeline("interleaved", 2, 2, 2).actions[0]
-    twice = pipeline("interleaved", 2, 4, 2).actions[0]
+    once, twice = pipeline("interleaved", 2, 2, 2), pipeline("interleaved", 2, 4, 2)
     chunks = [ChunkMemory(1, 0, 1, 0, 0, 0, (1,), (0,))] * 2
-    assert peak(once, chunks).total == 4
-    worst = peak(once, chunks, [100, 30])
+    assert peak(once, 0, chunks).total == 4
+    worst = peak(once, 0, chunks, [100, 30])
     assert (worst.kept, worst.gradients, worst.total) == (2, 100, 102)  # the last chunk's are done
-    worst = peak(twice, chunks, [100, 30])
+    worst = peak(twice, 0, chunks, [100, 30])
     assert (worst.gradients, worst.total) == (130, worst.kept + 130)
 
 
 def test_overlapped_actions_may_be_at_their_worst_at_once() -> None:
     pipe = pipeline("dualpipe", 2, 4)
     chunks = [ChunkMemory(10, 0, 15, 20, 20, 0, (15,), (20,))] * 2
-    worst = peak(pipe.actions[0], chunks)
+    worst = peak(pipe, 0, chunks)
     paired = [i for i, action in enumerate(pipe.actions[0]) if action.paired]
     held, most = 0, 0
     for i, action in enumerate(pipe.actions[0]):

@@ -418,12 +418,14 @@ def communications_match(
     counts = np.diff(program.slot_index)
     # Operations on each slot of a class below low + l, and the negative of those below high + l.
     known = np.full((2, len(longer.classes), int(counts.max(initial=0))), -UNBOUND)
+    counted: dict[tuple[Table, int, int], Ints] = {}  # most ranks have bounds of others, too
     for i, number in enumerate(longer.simulated.tolist()):
-        table = program.table_of(int(longer.hosted[number]))
-        bounds = np.array([low[i], high[i]]) + n_rows[i]
-        for slot in range(table.n_slots):
-            below = np.searchsorted(table.rows_on(slot), bounds)
-            known[:, classes[i], slot] = below[0], -below[1]
+        table = program.table_of(int(longer.hosted[number])).structure
+        key = table, int(low[i] + n_rows[i]), int(high[i] + n_rows[i])
+        if key not in counted:
+            below = [table.operations_below(bound) for bound in key[1:]]
+            counted[key] = np.stack([below[0], -below[1]])
+        known[:, classes[i], : table.n_slots] = counted[key]
     known = allreduce_max(known, comm)
     owner = np.repeat(np.arange(program.n_ranks), counts)
     slots = np.arange(len(owner)) - program.slot_index[owner]

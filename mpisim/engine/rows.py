@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.array_keys import size_of
+from ..base.lru_cache import LruCache
 from ..base.plain_integers import PlainInteger
 from ._core import N_LANES, Ledger, fingerprint, rows_of
 
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Binding", "Rows", "Solution"]
 
-_MAX_CACHED = 4
-"""Ranks whose rows are cached."""
+_MAX_CACHED_BYTES = 1 << 24
+"""Of cached rows, 25 a row and rank: those of all tables of most plans, which several passes over a
+run ask for one after another."""
 
 
 class Binding(PlainInteger, IntEnum):
@@ -82,17 +85,11 @@ class Solution:
 
     def __init__(self, core_input: CoreInput, core: Any) -> None:
         self._input, self._core = core_input, core
-        self._cached: dict[int, Rows] = {}
+        self._cached: LruCache[Rows] = LruCache(_MAX_CACHED_BYTES, size_of)
 
     def rows(self, local: int) -> Rows:
         """Return the timeline of a rank."""
-        found = self._cached.pop(local, None)
-        if found is None:
-            found = Rows(*rows_of(*self._known(local)))
-        self._cached[local] = found
-        if len(self._cached) > _MAX_CACHED:
-            del self._cached[next(iter(self._cached))]  # the least recently used
-        return found
+        return self._cached.get(local, lambda: Rows(*rows_of(*self._known(local))))
 
     def lasting(self, local: int) -> NDArray[np.int64]:
         """Return the time of each row of a rank without waits, in ps: its end less its `wire`.

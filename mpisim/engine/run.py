@@ -118,8 +118,8 @@ class Run:
     def rows(self, i: int) -> Rows:
         """Return the timeline of the i-th of `hosted`; ranks of one class share it.
 
-        Recomputed on demand, and only the last few are cached, so that a run of many ranks fits
-        into memory: take what is needed of one rank, then go on to the next.
+        Recomputed on demand, and only the last are cached, so that a run of many ranks fits into
+        memory: take what is needed of one rank, then go on to the next.
         """
         return self.solution.rows(int(self.simulated_by[i]))
 

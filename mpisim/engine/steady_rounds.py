@@ -246,12 +246,13 @@ def _as_many_of_all(
     program = run.program
     counts = np.diff(program.slot_index)
     known = np.full((len(run.classes), int(counts.max(initial=0))), -1)
+    counted: dict[tuple[Table, int, int], Ints] = {}
     for i, number in enumerate(run.simulated.tolist()):
-        table = program.table_of(int(run.hosted[number]))
-        some = slice(int(low[i]), int(low[i] + n_rows[i]))
-        slots = table.slot[some]
-        on = np.bincount(slots[slots >= 0], minlength=table.n_slots)
-        known[classes[i], : len(on)] = on
+        table = program.table_of(int(run.hosted[number])).structure
+        key = table, int(low[i]), int(low[i] + n_rows[i])
+        if key not in counted:
+            counted[key] = table.operations_below(key[2]) - table.operations_below(key[1])
+        known[classes[i], : table.n_slots] = counted[key]
     known = allreduce_max(known, comm)
     owner = np.repeat(np.arange(program.n_ranks), counts)
     slot = np.arange(len(owner)) - program.slot_index[owner]

@@ -254,7 +254,7 @@ class _MemoryModel:
         found = self._of_layers(layers)
         sums = [self._accumulated(each.layers) for each in chunks]
         passes = [self._chunk_memory(each) for each in chunks]
-        worst = peak(pipeline.actions[stage], passes, sums if any(sums) else ())
+        worst = peak(pipeline, stage, passes, sums if any(sums) else ())
         moving = {
             "activations": worst.kept,
             "working": worst.total - worst.kept - worst.gradients,
@@ -301,7 +301,7 @@ class _MemoryModel:
         sums = [self._accumulated(each.layers) for each in chunks]
         passes = [self._chunk_memory(each) for each in chunks]
         moments: list[Moment] = []
-        peak(pipeline.actions[stage], passes, sums if any(sums) else (), moments)
+        peak(pipeline, stage, passes, sums if any(sums) else (), moments)
         whole = self.stage(stage)
         always = {name: whole.parts[name] for name in ALWAYS}
         passing = {

@@ -11,12 +11,18 @@ from collections.abc import Sequence
 from operator import add
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..base.frozen import frozen
 from ..program import Phase
-from ..schedules import Action
+from ..schedules import Action, Pipeline
+from ..schedules.units import ActionColumns
 from .activations import ChunkMemory
 
 __all__ = ["Moment", "Peak", "peak"]
+
+Ints = NDArray[np.int64]
 
 
 @frozen
@@ -60,7 +66,8 @@ class Moment(NamedTuple):
 
 
 def peak(
-    actions: Sequence[Action],
+    pipeline: Pipeline,
+    stage: int,
     chunks: Sequence[ChunkMemory],
     gradients: Sequence[int] = (),
     moments: list[Moment] | None = None,
@@ -73,7 +80,8 @@ def peak(
 
     Parameters
     ----------
-    actions : sequence of Action
+    pipeline : Pipeline
+    stage : int
     chunks : sequence of ChunkMemory
         The model chunks the stage holds.
     gradients : sequence of int
@@ -82,56 +90,71 @@ def peak(
     moments : list of Moment, optional
         To be filled with those of all actions, in order.
     """
-    held = most_kept = most = 0
-    worst = actions[0]
-    forward, weight = Phase.FORWARD, Phase.WEIGHT  # looked up once: there are many actions
-    known: dict[tuple[int, int], int] = {}
-    overlapped: Action | None = None  # the forward that the next action runs beside
-    last = _last_gradients(actions) if gradients else {}
-    live: set[int] = set()
-    sums = sums_at_worst = kept_at_worst = 0
-    paired = [action.paired for action in actions[1:]]
-    for i, (action, with_next) in enumerate(zip(actions, [*paired, False], strict=True)):
-        found = chunks[action.chunk]
-        if with_next:
-            overlapped = action
-            most_kept = max(most_kept, held + found.kept)
-            continue
-        if action.phase is forward:
-            top, change = found.forward, found.kept
-        elif action.phase is weight:
-            top, change = found.weights, -found.for_weights
-        elif action.split:
-            top, change = found.inputs, found.for_weights - found.kept
-        else:
-            top, change = found.backward, -found.kept
-        first = i
-        if overlapped is not None:
-            first = i - 1
-            key = overlapped.chunk, action.chunk
-            if key not in known:
-                known[key] = _together(chunks[overlapped.chunk], found)
-            top, change = known[key], change + chunks[overlapped.chunk].kept
-            overlapped = None
-        if last and action.phase is not forward and not action.split:
-            live.add(action.chunk)
-            sums = sum(gradients[each] for each in live)
-        before = sums
-        if sums + held + top > most:
-            most, worst = sums + held + top, action
-            sums_at_worst, kept_at_worst = sums, held
-        held += change
-        if held > most_kept:
-            most_kept = held
-        if last and last.get(action.chunk) == i:
-            live.remove(action.chunk)
-            sums = sum(gradients[each] for each in live)
-        if moments is not None:
-            moments.append(Moment(first, i, before + held - change + top, sums + held))
+    actions, of = pipeline.actions[stage], pipeline.columns[stage]
+    top, change = _of_actions(of, chunks)
+    ahead = np.flatnonzero(of.paired[1:])  # the forwards that the next action runs beside
+    if len(ahead):
+        pairs = list(zip(of.chunk[ahead].tolist(), of.chunk[ahead + 1].tolist(), strict=True))
+        known = {pair: _together(*(chunks[each] for each in pair)) for pair in set(pairs)}
+        top[ahead + 1] = [known[pair] for pair in pairs]
+        change[ahead + 1] += change[ahead]
+    # Where two overlap, the second stands for both.
+    last = np.delete(np.arange(len(actions)), ahead)
+    first = last - np.isin(last, ahead + 1)
+    top, freed = top[last], np.cumsum(change[last])
+    held = freed - change[last]  # before each
+    before, after = _accumulated(of, last, gradients)
+    total = before + held + top
+    worst = int(total.argmax())
+    if moments is not None:
+        columns = first, last, total, after + freed
+        moments += map(Moment, *(column.tolist() for column in columns))
+    most, action = int(total[worst]), actions[last[worst]]
     if gradients:
-        return Peak(kept_at_worst, most, worst, sums_at_worst)
+        return Peak(int(held[worst]), most, action, int(before[worst]))
     # Beside a forward that overlaps a backward not all is kept of either.
-    return Peak(kept=min(most, most_kept), total=most, action=worst)
+    most_kept = max(int(freed.max()), int(held.max()))
+    if len(ahead):
+        at = np.searchsorted(last, ahead + 1)
+        most_kept = max(most_kept, int((held[at] + change[ahead]).max()))
+    return Peak(kept=min(most, most_kept), total=most, action=action)
+
+
+def _of_actions(of: ActionColumns, chunks: Sequence[ChunkMemory]) -> tuple[Ints, Ints]:
+    """Return the most that each action holds beyond what is held before it, and what it adds."""
+    kinds = [
+        [(each.forward, each.kept) for each in chunks],
+        [(each.weights, -each.for_weights) for each in chunks],
+        [(each.inputs, each.for_weights - each.kept) for each in chunks],
+        [(each.backward, -each.kept) for each in chunks],
+    ]
+    split = np.where(of.split, 2, 3)
+    kind = np.where(of.phase == Phase.FORWARD, 0, np.where(of.phase == Phase.WEIGHT, 1, split))
+    top, change = np.array(kinds, np.int64)[kind, of.chunk].T.copy()
+    return top, change
+
+
+def _accumulated(of: ActionColumns, last: Ints, gradients: Sequence[int]) -> tuple[Ints, Ints]:
+    """Return the gradients that are accumulated during each action, and behind it.
+
+    Those of a chunk, from its first completion of gradients to its last.
+
+    Parameters
+    ----------
+    of : ActionColumns
+    last : int64, shape (m,)
+        The actions asked for.
+    gradients : sequence of int
+        Of each chunk.
+    """
+    during, after = np.zeros((2, len(last)), np.int64)
+    completes = (of.phase != Phase.FORWARD) & (of.split == 0)
+    for chunk, size in enumerate(gradients):
+        own = np.flatnonzero(completes & (of.chunk == chunk))
+        if len(own):
+            during[(last >= own[0]) & (last <= own[-1])] += size
+            after[(last >= own[0]) & (last < own[-1])] += size
+    return during, after
 
 
 def _together(ahead: ChunkMemory, behind: ChunkMemory) -> int:
@@ -140,12 +163,3 @@ def _together(ahead: ChunkMemory, behind: ChunkMemory) -> int:
     forward = (*ahead.forward_by_layer, *[ahead.kept] * (most - len(ahead.forward_by_layer)))
     backward = (*behind.backward_by_layer, *[-behind.kept] * (most - len(behind.backward_by_layer)))
     return max(map(add, forward, backward))
-
-
-def _last_gradients(actions: Sequence[Action]) -> dict[int, int]:
-    """Return the index of the action that completes the gradients of each chunk."""
-    return {
-        action.chunk: i
-        for i, action in enumerate(actions)
-        if action.phase is not Phase.FORWARD and not action.split
-    }

@@ -28,10 +28,12 @@ _SIZES_MAY_DIFFER = np.isin(
 )
 """Whether members may have different numbers of bytes, by `Operation`."""
 
+_PAIR_BYTES = 2 * np.dtype(np.int64).itemsize
+"""Of an entry of a sequence."""
 
-def _sequence(table: Table, slot: int) -> NDArray[np.int64]:
-    """Return the sequence of a table on a slot: (operation, bytes), shape (k, 2)."""
-    rows = table.rows_on(slot)
+
+def _sequences(table: Table, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return what members of a communicator must agree in, (operation, bytes) of some rows."""
     found = np.empty((len(rows), 2), np.int64)
     operation = found[:, 0] = table.operation[rows]
     found[:, 1] = np.where(_SIZES_MAY_DIFFER[operation], -1, table.bytes[rows])
@@ -58,13 +60,13 @@ def signatures(program: Program) -> NDArray[np.int64]:
     for number in np.flatnonzero(held & (widest > 0)).tolist():
         table = program.tables[number]
         assert table is not None
-        for i in range(int(widest[number])):
-            sequence = _sequence(table, i)
-            digest = hashlib.blake2b(sequence.tobytes(), digest_size=8).digest()
-            sequences[offset[number] + i] = (
-                len(sequence),
-                int.from_bytes(digest, "little", signed=True),
-            )
+        every, at = _sequences(table, table.by_slot).tobytes(), 0
+        for i, count in enumerate(table.operations.tolist()):
+            if not count:  # as of slots that the table does not have
+                continue
+            begin, at = at, at + count * _PAIR_BYTES
+            digest = hashlib.blake2b(every[begin:at], digest_size=8).digest()
+            sequences[offset[number] + i] = count, int.from_bytes(digest, "little", signed=True)
     here = held[program.table[owner]]
     owner, slot = owner[here], slot[here]
     count, digests = sequences[offset[program.table[owner]] + slot].T
@@ -191,7 +193,8 @@ def sequence(program: Program, rank: int, communicator: int) -> NDArray[np.int64
         Bytes are -1 where they are unknown or may differ between members.
     """
     slot = int(np.flatnonzero(program.slots_of(rank) == communicator)[0])
-    return _sequence(program.table_of(rank), slot)
+    table = program.table_of(rank)
+    return _sequences(table, table.rows_on(slot))
 
 
 def _where(program: Program, communicator: int) -> str:

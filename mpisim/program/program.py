@@ -214,6 +214,8 @@ class Program:
         _check_parts(self)
         if checked is None or not _same_bindings(self, checked):
             _check_bindings(self)
+        elif "operation_bits" in vars(checked):  # nothing of these depends on durations
+            vars(self)["operation_bits"] = vars(checked)["operation_bits"]
 
     @property
     def n_ranks(self) -> int:

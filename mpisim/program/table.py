@@ -174,7 +174,7 @@ class Table:
     def ordinal(self) -> NDArray[np.int32]:
         """Number of earlier communications on the slot of each communication; -1: other rows."""
         ordinal = np.full(len(self), -1, np.int32)
-        order = self._by_slot
+        order = self.by_slot
         slots = self.slot[order]
         first = np.searchsorted(slots, slots, side="left")
         ordinal[order] = np.arange(len(order)) - first
@@ -201,13 +201,18 @@ class Table:
         columns = (self.host, self.launch_cost, self.launch, self.gap)
         return sum(float(np.abs(each).sum(dtype=np.float64)) for each in columns)
 
+    def operations_below(self, row: int) -> NDArray[np.int64]:
+        """Return the number of communications on each slot before a row, shape (n_slots,)."""
+        slots = self.slot[:row]
+        return np.bincount(slots[slots >= 0], minlength=self.n_slots).astype(np.int64)
+
     def rows_on(self, slot: int) -> NDArray[np.intp]:
         """Return the rows that communicate on a slot, in order; none beyond `n_slots`."""
         return self._rows_by_slot[slot] if slot < self.n_slots else np.zeros(0, np.intp)
 
     @cached_property
     def _rows_by_slot(self) -> list[NDArray[np.intp]]:
-        return np.split(self._by_slot, np.cumsum(self.operations)[:-1])
+        return np.split(self.by_slot, np.cumsum(self.operations)[:-1])
 
     @cached_property
     def _communications(self) -> NDArray[np.intp]:
@@ -215,7 +220,7 @@ class Table:
         return np.flatnonzero(self.slot >= 0)
 
     @cached_property
-    def _by_slot(self) -> NDArray[np.intp]:
+    def by_slot(self) -> NDArray[np.intp]:
         """Communications by slot, those of each in order."""
         rows = self._communications
         return rows[np.argsort(self.slot[rows], kind="stable")]
@@ -262,7 +267,7 @@ _INDEPENDENT_OF_DURATIONS = frozenset(
         "operation_bits",
         "is_communication",
         "is_device",
-        "_by_slot",
+        "by_slot",
         "_communications",
         "_rows_by_slot",
         "_slots_by_kind",

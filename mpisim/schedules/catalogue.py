@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
+from ..base.lru_cache import LruCache
 from ..program import Phase
 from .actions import Action, Order, Pipeline, PipelineSize, Place
 from .mirrored import check_chimera, check_dualpipe, chimera, dualpipe
@@ -32,8 +32,9 @@ __all__ = [
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "chimera", "dualpipe"]
 """Values of ``plan.pipeline.schedule``."""
 
-MOST_KEPT, MOST_ACTIONS = 8, 10_000
-"""Pipelines that are kept, of at most so many actions: 100 bytes each. Of longer ones the last."""
+MOST_ACTIONS = 250_000
+"""Actions of all pipelines that are kept, of 50 bytes each with their columns. Plans that are
+compared differ in recomputation or sharding and have the same few pipelines."""
 
 
 @frozen
@@ -416,8 +417,7 @@ def pipeline(
     [('FORWARD', 0), ('BACKWARD', 0), ('FORWARD', 1), ('BACKWARD', 1)]
     """
     size = check_schedule(name, stages, micro_batches, chunks, group=group, paired=paired)
-    short = 2 * stages * chunks * micro_batches <= MOST_ACTIONS
-    return _short_pipeline(name, size) if short else _long_pipeline(name, size)
+    return _pipelines.get((name, size), lambda: _laid_out(name, size))
 
 
 def _laid_out(name: str, size: PipelineSize) -> Pipeline:
@@ -432,5 +432,4 @@ def _laid_out(name: str, size: PipelineSize) -> Pipeline:
     )
 
 
-_short_pipeline = lru_cache(maxsize=MOST_KEPT)(_laid_out)
-_long_pipeline = lru_cache(maxsize=1)(_laid_out)
+_pipelines: LruCache[Pipeline] = LruCache(MOST_ACTIONS, lambda found: sum(map(len, found.actions)))
