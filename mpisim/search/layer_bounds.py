@@ -184,7 +184,7 @@ class LayerPrices:
     def chain(self, tasks: Sequence[Task], classes: Classes) -> _Chain:
         """Return how long what an operator starts takes until the next one can begin.
 
-        As `mpisim.workloads.blocks.BlockBuilder` writes tasks: kernels one after another, each
+        As `mpisim.workloads.task_writer.TaskWriter` writes tasks: kernels one after another, each
         after the latest communication without a token and after those whose tokens it names;
         communications of a group likewise, each after the kernel before it or after its tokens.
         Tokens that outlive the operator are not waited for here.
