@@ -259,7 +259,7 @@ def test_what_makes_room_changes_no_bound(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("MOST_NETWORKS", "MOST_PRICES", "MOST_PLACES"):
         monkeypatch.setattr(f"mpisim.search.bound.{name}", 1)
     for name in ("MOST_CLASSES", "MOST_TIMES"):
-        monkeypatch.setattr(f"mpisim.search.layer_times.{name}", 1)
+        monkeypatch.setattr(f"mpisim.search.layer_bounds.{name}", 1)
     kept = StepBounds()
     for tables in plans_of(0):
         assert bound_of(kept, tables) == bound_of(StepBounds(), tables), tables

@@ -26,7 +26,7 @@ Measurements
     ``collectives/``: measured collectives, and the calibration fitted to them.
 For people
     ``bounds`` (cuts, bisection, lower bounds), ``explain``, ``flows`` (the flows that a
-    communication consists of), ``describe``; ``picture_contents``, ``draw``.
+    communication consists of), ``describe``; ``picture_contents``, ``picture_places``, ``draw``.
 
 To add a fabric, see ``fabrics``; a kind of node, ``nodes``; an algorithm of a collective,
 ``traffic``; a network model, implement `Network` and name it in ``mpisim.experiment.NetworkChoice``

@@ -1,18 +1,15 @@
 """Pictures of topologies: a machine of each kind, above it the fabric by levels, or as a grid.
 
-`pictured` says what is shown; here it is placed (in inches, y upwards) and drawn. Lines are as wide
-as their bandwidth is large, on a logarithmic scale; the legend says how many cables there are of
-each kind and bandwidth in all.
+`picture_contents` says what is shown, `picture_places` where. Lines are as wide as their bandwidth
+is large, on a logarithmic scale; the legend says how many cables there are of each kind and
+bandwidth in all.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,8 @@ from numpy.typing import NDArray
 from mpisim.base.picture import check_picture, name_text, new_figure, save_picture
 
 from .describe import LINK_WORDS, NODE_WORDS
-from .picture_contents import Machine, Shown, Unit, shown
+from .picture_contents import Machine, Unit
+from .picture_places import BOX, HIGH, LEFT, PITCH, Places
 from .topology import LinkKind, NodeKind, Topology
 
 __all__ = ["draw"]
@@ -42,21 +40,6 @@ _LINK_COLOUR = {
     LinkKind.NIC: "#6b9be0",
     LinkKind.FABRIC: "#6c6cae",
 }
-_ROWS = (NodeKind.NIC, NodeKind.CPU, NodeKind.PCIE, NodeKind.GPU, NodeKind.NVSWITCH)
-"""Rows of a machine, from the top."""
-
-BOX, HIGH, PITCH, ROW = 0.78, 0.27, 0.92, 0.72
-"""Width and height of a box; from one to the next in a row; from a row to the next."""
-
-LEFT, TOP, GAP, PAD = 1.75, 0.95, 0.55, 0.3
-"""Margins for the names of rows and for the title; between machines; inside their frames."""
-
-MAX_SIDE = (20, 16, 4)
-"""Routers of a grid that are shown along each dimension, by the number of dimensions: further ones
-are left out."""
-
-MAX_LEGEND_LINES = 10
-"""Kinds of cables in the legend."""
 
 
 def draw(topology: Topology, path: str | Path, *, overwrite: bool = False) -> None:
@@ -83,226 +66,48 @@ def draw(topology: Topology, path: str | Path, *, overwrite: bool = False) -> No
 
 
 class _Picture:
-    """Where everything of a picture is."""
+    """A drawing of everything at its place."""
 
     def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        self.shown: Shown = shown(topology)
-        self.is_grid = topology.grid is not None and len(topology.grid.dims) <= 3
-        self.x: dict[int, float] = {}
-        self.y: dict[int, float] = {}
-        self.wide: dict[int, float] = {}
-        self.frames: list[tuple[float, float, float, float, Machine]] = []
-        self.rows: list[tuple[float, str]] = []
-        legend = self._legend_rows()
-        self.y_begin = 0.35 + 0.22 * len(legend) + 0.35
-        self.width = LEFT
-        top = self._place_machines(self.y_begin)
-        top = self._reserve_grid(top) if self.is_grid else self._place_switches(top)
-        self.width = max(self.width + 0.4, 7.5)
-        self._centre_machines()
-        title = name_text(topology.title, 300)
-        self.title = wrap(title, int(self.width * 9.5))
-        self.height = top + TOP + 0.24 * (len(self.title) - 1)
-
-    # --- places ---------------------------------------------------------------------------------
-
-    def _place_machines(self, bottom: float) -> float:
-        units, count = self.shown.units, self.topology.node_kind
-        present = [
-            kind
-            for kind in _ROWS
-            if any(units[u].kind == kind for machine in self.shown.machines for u in machine.units)
-        ]
-        self.lowest = present[-1] if present else None
-        below = PAD + (ROW if self._is_mesh() else 0.0)  # for links inside the lowest row
-        height = {kind: bottom + below + HIGH / 2 + i * ROW for i, kind in enumerate(present[::-1])}
-        for kind in present:
-            n = int((count == kind).sum())
-            if kind == NodeKind.NIC:
-                n = max(n, self.topology.nics)
-            self.rows.append((height[kind], f"{n:,} {NODE_WORDS[kind][n > 1]}"))
-        top = bottom + PAD + below + HIGH + (len(present) - 1) * ROW
-        for machine in self.shown.machines:
-            rows = [[u for u in machine.units if units[u].kind == kind] for kind in present]
-            wide = max(max(map(len, rows)) * PITCH + 2 * PAD, 2.2)
-            self._place_rows(rows, self.width, wide)
-            for u in machine.units:
-                self.y[u] = height[units[u].kind]
-            self._widen_nvswitches(machine)
-            self._move_cpus_aside(machine, self.width + PAD, self.width + wide - PAD)
-            self.frames.append((self.width, bottom, wide, top - bottom, machine))
-            self.width += wide + GAP
-        self.width -= GAP if self.shown.machines else 0
-        return top + ROW * 0.9
-
-    def _is_mesh(self) -> bool:
-        """Whether nodes of the lowest row are joined to each other."""
-        units = self.shown.units
-        ends = ((cable.a, cable.b) for cable in self.shown.cables if cable.a != cable.b)
-        return any(units[a].kind == units[b].kind == self.lowest for a, b in ends)
-
-    def _centre_machines(self) -> None:
-        """Move the machines to the middle under wider rows of switches."""
-        wide = self.frames[-1][0] + self.frames[-1][2] - LEFT if self.frames else 0.0
-        by = (self.width - 0.4 - LEFT - wide) / 2
-        if self.is_grid or by < 0.2:
-            return
-        for machine in self.shown.machines:
-            for u in machine.units:
-                self.x[u] += by
-        self.frames = [(x + by, y, wide, high, m) for x, y, wide, high, m in self.frames]
-
-    def _place_rows(self, rows: list[list[int]], left: float, wide: float) -> None:
-        """Spread the longest row evenly, and put the others near what they are joined to."""
-        near: dict[int, list[int]] = defaultdict(list)
-        for cable in self.shown.cables:
-            near[cable.a].append(cable.b)
-            near[cable.b].append(cable.a)
-        gpus = [row for row in rows if row and self.shown.units[row[0]].kind == NodeKind.GPU]
-        longest = max([*gpus, *rows], key=len)  # GPUs in their order, if no other row is longer
-        middle = left + wide / 2
-        for row in rows:
-            for i, u in enumerate(row):
-                self.x[u] = middle + (i - (len(row) - 1) / 2) * PITCH
-        members = set(itertools.chain(*rows))
-        for _ in range(6):
-            for row in rows:
-                if row is longest:
-                    continue
-                wanted = {
-                    u: float(np.mean([self.x[v] for v in near[u] if v in members] or [self.x[u]]))
-                    for u in row
-                }
-                order = sorted(row, key=lambda u: wanted[u])
-                places = _spread([wanted[u] for u in order], left + PAD, left + wide - PAD)
-                for u, x in zip(order, places):
-                    self.x[u] = x
-
-    def _widen_nvswitches(self, machine: Machine) -> None:
-        """Let an NVSwitch domain reach from its first GPU to its last."""
-        switches = [u for u in machine.units if self.shown.units[u].kind == NodeKind.NVSWITCH]
-        for u in switches if len(switches) == 1 else []:
-            ends = [c.a + c.b - u for c in self.shown.cables if u in (c.a, c.b)]
-            span = [self.x[v] for v in ends if v in self.x and v not in switches]
-            if span:
-                self.x[u] = (min(span) + max(span)) / 2
-                self.wide[u] = max(span) - min(span) + BOX
-
-    def _move_cpus_aside(self, machine: Machine, low: float, high: float) -> None:
-        """Move CPUs off the lines that pass through their row, not far from where they are."""
-        cpus = [u for u in machine.units if self.shown.units[u].kind == NodeKind.CPU]
-        passing = [
-            (cable.a, cable.b)
-            for cable in self.shown.cables
-            if cable.a in machine.units and cable.b in machine.units
-            if not {cable.a, cable.b} & set(cpus)
-        ]
-        taken: list[float] = []
-        for u in cpus:
-            y, wanted = self.y[u], self.x[u]
-            crossing = []
-            for a, b in passing:
-                if (self.y[a] - y) * (self.y[b] - y) < 0:
-                    share = (y - self.y[a]) / (self.y[b] - self.y[a])
-                    crossing.append(self.x[a] + share * (self.x[b] - self.x[a]))
-
-            def cost(x: float, wanted: float = wanted, crossing: list[float] = crossing) -> float:
-                hidden = sum(abs(x - each) < BOX / 2 + 0.05 for each in crossing)
-                beside = sum(abs(x - each) < PITCH for each in taken)
-                return 2 * hidden + 10 * beside + abs(x - wanted)
-
-            places = np.arange(low + BOX / 2, high - BOX / 2 + 1e-6, 0.05).tolist()
-            self.x[u] = min([wanted, *places], key=cost)
-            taken.append(self.x[u])
-
-    def _place_switches(self, bottom: float) -> float:
-        units = self.shown.units
-        levels = sorted({unit.level for unit in units if unit.level})
-        begin, end = LEFT, max(self.width, LEFT + 3.0)
-        for level in levels:
-            row = [u for u, unit in enumerate(units) if unit.level == level]
-            end = max(end, begin + len(row) * PITCH)
-        self.width = end
-        y = bottom + 0.4
-        for level in levels:
-            row = [u for u, unit in enumerate(units) if unit.level == level]
-            step = (end - begin) / len(row)
-            for i, u in enumerate(row):
-                self.x[u] = begin + (i + 0.5) * step
-                self.y[u] = y
-                if len(row) == 1:
-                    self.wide[u] = min(end - begin, 3.2)
-            n = sum(units[u].count for u in row)
-            inside = sum(c.count for c in self.shown.cables if c.a in row and c.b in row)
-            text = f"{n:,} {NODE_WORDS[NodeKind.SWITCH][n > 1]}, level {level}"
-            cables = "cable" if inside == 1 else "cables"
-            self.rows.append((y, text))
-            if inside:
-                self.rows.append((y - 0.19, f"{inside:,} {cables} between them"))
-                y += 0.35
-            y += ROW * 1.35
-        return y - ROW * 1.35 + HIGH if levels else bottom - ROW * 0.5
-
-    def _reserve_grid(self, bottom: float) -> float:
-        sides = [*self._sides(), 1, 1][:3]
-        deep = sides[2] > 1
-        self.cell = (1.5, 0.95) if deep else (0.55, 0.42)
-        self.oblique = (0.34, 0.23)
-        self.grid_at = bottom + 0.2
-        across = (sides[0] - 1) * self.cell[0] + (sides[2] - 1) * self.oblique[0]
-        up = (sides[1] - 1) * self.cell[1] + (sides[2] - 1) * self.oblique[1]
-        self.width = max(self.width, LEFT + across + 1.5)
-        return self.grid_at + max(up, 0.6) + 0.45
-
-    def _sides(self) -> list[int]:
-        assert self.topology.grid is not None
-        dims = self.topology.grid.dims
-        return [min(side, MAX_SIDE[len(dims) - 1]) for side in dims]
-
-    # --- drawing --------------------------------------------------------------------------------
+        self.places = Places(topology)
 
     def figure(self) -> Any:
         """Draw the whole picture."""
         patches = import_module("matplotlib.patches")
-        figure, axes = new_figure(self.width, self.height)
+        figure, axes = new_figure(self.places.width, self.places.height)
         self.patches, self.axes = patches, axes
-        y = self.height - 0.38
-        for line in self.title:
+        y = self.places.height - 0.38
+        for line in self.places.title:
             axes.text(0.3, y, line, fontsize=11, fontweight="bold", parse_math=False)
             y -= 0.24
         axes.text(0.3, y - 0.02, self._left_out(), fontsize=7.5, color="#555", parse_math=False)
-        for y, text in self.rows:
+        for y, text in self.places.rows:
             self._text(LEFT - 0.18, y, text, 7.5, ha="right")
-        for left, bottom, wide, high, machine in self.frames:
+        for left, bottom, wide, high, machine in self.places.frames:
             self._frame(left, bottom, wide, high, machine)
-        if self.is_grid:
-            self._grid(self.grid_at)
+        if self.places.is_grid:
+            self._grid(self.places.grid_at)
         self._cables()
-        for u, unit in enumerate(self.shown.units):
-            if u in self.x:
+        for u, unit in enumerate(self.places.shown.units):
+            if u in self.places.x:
                 self._box(u, unit)
         self._legend()
         return figure
 
     def _left_out(self) -> str:
         """What the picture leaves out."""
-        machines, units = self.shown.machines, self.shown.units
+        machines, units = self.places.shown.machines, self.places.shown.units
         parts = []
         if any(each.count > 1 for each in machines):
             parts.append("equal machines are shown once")
-        if self.shown.hidden:
-            parts.append(f"{self.shown.hidden:,} machines of further kinds are not shown")
-        if any(unit.count > 1 and u in self.x for u, unit in enumerate(units)):
+        if self.places.shown.hidden:
+            parts.append(f"{self.places.shown.hidden:,} machines of further kinds are not shown")
+        if any(unit.count > 1 and u in self.places.x for u, unit in enumerate(units)):
             parts.append("a stack is as many equal nodes as it says")
-        if self.is_grid and self._cut():
+        if self.places.is_grid and self.places.is_cut():
             parts.append("further routers of the grid are not shown")
         parts.append("a wider line has more bandwidth")
         return "; ".join(parts)
-
-    def _cut(self) -> bool:
-        assert self.topology.grid is not None
-        return list(self.topology.grid.dims) != self._sides()
 
     def _frame(
         self, left: float, bottom: float, wide: float, high: float, machine: Machine
@@ -335,8 +140,8 @@ class _Picture:
         self.axes.add_patch(box)
 
     def _box(self, u: int, unit: Unit) -> None:
-        wide = self.wide.get(u, BOX)
-        x, y = self.x[u] - wide / 2, self.y[u] - HIGH / 2
+        wide = self.places.wide.get(u, BOX)
+        x, y = self.places.x[u] - wide / 2, self.places.y[u] - HIGH / 2
         colour = _COLOUR[unit.kind]
         for i in range(2 if unit.count > 1 else 0, 0, -1):
             self._rounded(x + 0.05 * i, y + 0.05 * i, wide, HIGH, colour, "white", 3 - i * 0.1)
@@ -349,12 +154,20 @@ class _Picture:
         elif unit.kind == NodeKind.NVSWITCH and wide > 2:
             label = "NVSwitch domain"
         text = name_text(label, max(11, int(wide * 13)))
-        self._text(self.x[u], self.y[u] - 0.005, text, 6.5, color="white", ha="center", zorder=4)
+        self._text(
+            self.places.x[u],
+            self.places.y[u] - 0.005,
+            text,
+            6.5,
+            color="white",
+            ha="center",
+            zorder=4,
+        )
 
     def _cables(self) -> None:
         drawn: set[tuple[int, int, int, float]] = set()
-        for cable in self.shown.cables:
-            if cable.a == cable.b or cable.a not in self.x or cable.b not in self.x:
+        for cable in self.places.shown.cables:
+            if cable.a == cable.b or cable.a not in self.places.x or cable.b not in self.places.x:
                 continue
             key = (cable.a, cable.b, cable.kind, cable.bandwidth)
             if key in drawn:
@@ -365,9 +178,9 @@ class _Picture:
 
     def _end(self, u: int, v: int) -> tuple[float, float]:
         """Where a line from one unit to another begins: on a wide box below or above the other."""
-        half = (self.wide.get(u, BOX) - BOX) / 2
-        x = min(max(self.x[v], self.x[u] - half), self.x[u] + half)
-        return x, self.y[u]
+        half = (self.places.wide.get(u, BOX) - BOX) / 2
+        x = min(max(self.places.x[v], self.places.x[u] - half), self.places.x[u] + half)
+        return x, self.places.y[u]
 
     def _line(
         self,
@@ -382,7 +195,11 @@ class _Picture:
         (x, y), (u, v) = a, b
         bend = 0.0
         if not flat and y == v and abs(u - x) > PITCH * 1.1:
-            up = 1 if y > self.frames[0][1] + self.frames[0][3] or not self.frames else -1
+            up = (
+                1
+                if y > self.places.frames[0][1] + self.places.frames[0][3] or not self.places.frames
+                else -1
+            )
             bend = up * min(0.35 + abs(u - x) / 5, 1.55)
         curve = path(
             [a, ((x + u) / 2, (y + v) / 2 + bend), b], [path.MOVETO, path.CURVE3, path.CURVE3]
@@ -403,9 +220,9 @@ class _Picture:
 
     def _grid(self, bottom: float) -> None:
         """Draw routers at their coordinates, the layers of a third dimension side by side."""
-        topology = self.topology
+        topology = self.places.topology
         assert topology.grid is not None
-        grid, sides = topology.grid, self._sides()
+        grid, sides = topology.grid, self.places.sides()
         router = _routers(topology)
         at: dict[int, tuple[float, float]] = {}
         place: dict[int, tuple[int, ...]] = {}
@@ -415,8 +232,8 @@ class _Picture:
                 continue
             i, j, k = (*where, 0, 0)[:3]
             at[node] = (
-                LEFT + 0.8 + i * self.cell[0] + k * self.oblique[0],
-                bottom + j * self.cell[1] + k * self.oblique[1],
+                LEFT + 0.8 + i * self.places.cell[0] + k * self.places.oblique[0],
+                bottom + j * self.places.cell[1] + k * self.places.oblique[1],
             )
             place[node] = where
         both = np.isin(topology.source, list(at)) & np.isin(topology.target, list(at))
@@ -436,24 +253,24 @@ class _Picture:
                 self._text(x, y - 0.005, text, 5.5, color="white", ha="center", zorder=4)
         self._join_machine(at, router)
         lines = [f"{int(np.prod(grid.dims)):,} routers,", f"{_dims(grid.dims)} {self._shape()}"]
-        if self._cut():
+        if self.places.is_cut():
             lines.append(f"shown: {_dims(sides)}")
         if any(grid.wraps):
-            lines.append("dotted: last to first" + (", or on" if self._cut() else ""))
-        elif self._cut():
+            lines.append("dotted: last to first" + (", or on" if self.places.is_cut() else ""))
+        elif self.places.is_cut():
             lines.append("dotted: goes on")
         for i, text in enumerate(lines):
             self._text(LEFT - 0.18, bottom + 0.19 * (len(lines) - 1 - i), text, 7.5, ha="right")
 
     def _shape(self) -> str:
-        assert self.topology.grid is not None
-        return "torus" if any(self.topology.grid.wraps) else "mesh"
+        assert self.places.topology.grid is not None
+        return "torus" if any(self.places.topology.grid.wraps) else "mesh"
 
     def _stubs(self, at: dict[int, tuple[float, float]], place: dict[int, tuple[int, ...]]) -> None:
         """Show where a dimension goes on: around, or further than what is shown."""
-        assert self.topology.grid is not None
-        grid, sides = self.topology.grid, self._sides()
-        ways = ((self.cell[0], 0.0), (0.0, self.cell[1]), self.oblique)
+        assert self.places.topology.grid is not None
+        grid, sides = self.places.topology.grid, self.places.sides()
+        ways = ((self.places.cell[0], 0.0), (0.0, self.places.cell[1]), self.places.oblique)
         for node, where in place.items():
             for d, (dx, dy) in enumerate(ways[: len(sides)]):
                 ends = [-1] * (where[d] == 0 and grid.wraps[d])
@@ -475,26 +292,19 @@ class _Picture:
         node = int(router[0])
         if node not in at:
             return
-        for cable in self.shown.cables:
+        for cable in self.places.shown.cables:
             ends = (cable.a, cable.b)
-            inside = [u for u in ends if u in self.x]
+            inside = [u for u in ends if u in self.places.x]
             if len(inside) == 1 and cable.kind == LinkKind.NIC and cable.own:
                 u = inside[0]
-                self._line((self.x[u], self.y[u]), at[node], cable.kind, cable.bandwidth)
+                self._line(
+                    (self.places.x[u], self.places.y[u]), at[node], cable.kind, cable.bandwidth
+                )
 
     # --- legend ---------------------------------------------------------------------------------
 
-    def _legend_rows(self) -> list[tuple[int, float, int]]:
-        """Kinds of cables, their bandwidth, and how many there are: those of most first."""
-        topology = self.topology
-        found = Counter(zip(topology.kind.tolist(), np.round(topology.bandwidth, -7).tolist()))
-        rows = [
-            (kind, bandwidth, n) for (kind, bandwidth), n in found.most_common(MAX_LEGEND_LINES)
-        ]
-        return sorted(rows, key=lambda row: (row[0], -row[1]))
-
     def _legend(self) -> None:
-        rows = self._legend_rows()
+        rows = self.places.legend
         y = 0.35 + 0.22 * (len(rows) - 1)
         for kind, bandwidth, count in rows:
             self.axes.plot(
@@ -524,23 +334,6 @@ def _speed(bandwidth: float) -> str:
 def _width(bandwidth: float) -> float:
     """Bytes per second → width of a line, in points."""
     return float(np.clip(np.log2(max(bandwidth, 1.0) / 4e9), 0.6, 9) / 2)
-
-
-def _spread(wanted: list[float], low: float, high: float) -> list[float]:
-    """Move places in order apart, by `PITCH` at least, within bounds if there is room."""
-    n = len(wanted)
-    middle = (low + high) / 2
-    if (n + 0.5) * PITCH > high - low:
-        return [middle + (i - (n - 1) / 2) * PITCH for i in range(n)]
-    places: list[float] = []
-    for i, each in enumerate(wanted):  # not too far right for those that follow
-        first = places[-1] + PITCH if places else low + PITCH / 2
-        places.append(min(max(each, first), high - PITCH / 2 - (n - 1 - i) * PITCH))
-    for i in range(n - 2, -1, -1):  # back to the left, by half of what it was too far right
-        room = places[i] - (places[i - 1] + PITCH if i else low + PITCH / 2)
-        over = max(0.0, places[i] - wanted[i])
-        places[i] -= max(0.0, min(room, over / 2))
-    return places
 
 
 def _routers(topology: Topology) -> NDArray[np.int64]:

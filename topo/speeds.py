@@ -78,7 +78,7 @@ def with_speeds(
     >>> fast.node.nic_bandwidth.si
     100000000000.0
     """
-    chosen = {key: given[key] for key in SPEEDS if given.get(key) is not None}
+    chosen = {key: value for key in SPEEDS if (value := given.get(key)) is not None}
     if not chosen:
         return cluster
     if cluster.graph is not None:

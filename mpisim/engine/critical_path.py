@@ -151,7 +151,7 @@ def walk_back(
     comm: Intracomm | None,
     until: PathEnd | None = None,
 ) -> CriticalPath:
-    """Return the critical path of a run. **Collective** on `comm` (None: one process).
+    """Run → its critical path. **Collective** on `comm` (None: one process).
 
     In a folded run, too, the path goes over the ranks of the program, each with the rows of its
     representative.

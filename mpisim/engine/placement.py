@@ -111,7 +111,7 @@ def _assigned(part: Ints, work: Ints, n_processes: int) -> NDArray[np.int32]:
 
 
 def check_placement(program: Program, placement: ArrayLike, n_processes: int) -> NDArray[np.int32]:
-    """Return a placement as an array.
+    """Placement → the same as an array, checked.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ _MOST_LAYERS = 2**15 - 1
 
 
 def simai_program(workload: SimaiWorkload | Path | str, n_ranks: int = 0) -> Program:
-    """Return the program of one training step of a SimAI workload. Communications are unpriced.
+    """SimAI workload → program of one training step, its communications unpriced.
 
     Every rank works through the layers of the file as SimAI has it: forward from first to last,
     backward from last to first, the input gradient of a layer before its weight gradient (but with

@@ -8,7 +8,7 @@ Read in this order:
 - `space`: what is to be varied, with `automatic` (values for ``"auto"``) and `balance` (uneven
   shares of GPUs of several kinds).
 - `records`: what is known of each candidate; `budget`: what it costs; `store`: both as a file.
-- `bound`: how fast a candidate could be at best, from `layer_times` (of each layer), with
+- `bound`: how fast a candidate could be at best, from `layer_bounds` (of each layer), with
   `pipeline_bound` (all passes of a pipeline).
 - `explore`: judges and simulates candidates over MPI processes, best first.
 - `traced_space`, `traced`: the same over a trace, where every valid candidate is simulated.

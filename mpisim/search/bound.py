@@ -13,7 +13,7 @@ every schedule. Where a stage holds several chunks, the first and the last term 
 first chunk; where gradients of weights may come last (zero-bubble schedules) the last term is 0,
 and where a pipeline runs both ways so is the first.
 
-Durations are those that the simulation uses (:mod:`.layer_times`). Nothing makes a kernel faster
+Durations are those that the simulation uses (:mod:`.layer_bounds`). Nothing makes a kernel faster
 there: what overlaps slows it, stragglers slow it. Random factors could; with these there is no
 bound (0).
 
@@ -57,7 +57,7 @@ from ..workloads.grid import Grid
 from ..workloads.layout import ModelChunk, networks_of, split_layers
 from ..workloads.operators import Network as LayerStack
 from ..workloads.recomputation import recomputed_layers
-from .layer_times import LayerPrices, LayerTimes, ShardedTimes
+from .layer_bounds import LayerBounds, LayerPrices, ShardedTimes
 from .pipeline_bound import PassTimes, pipeline_time
 
 __all__ = ["StepBounds"]
@@ -88,7 +88,7 @@ OF_LAYERS = attrgetter(*(key for key in keys_of(Plan(1)) if key not in NOT_OF_KE
 
 MOST_NETWORKS, MOST_PRICES, MOST_PLACES = 512, 64, 2**16
 """Kept of each kind: networks of layers (up to 100 KB each), clusters with their kernel models and
-the times on each (:mod:`.layer_times`), and texts of what these depend on."""
+the times on each (:mod:`.layer_bounds`), and texts of what these depend on."""
 
 MOST_PASSES = 40_000
 """Of all stages in a step, to be gone through: it takes a microsecond or two for each."""
@@ -111,7 +111,7 @@ class StepBounds:
     """Lower bounds of steps, with the sums of kernels that they have in common."""
 
     def __init__(self) -> None:
-        self._networks: LruCache[list[tuple[LayerStack, list[LayerTimes]]]] = LruCache(
+        self._networks: LruCache[list[tuple[LayerStack, list[LayerBounds]]]] = LruCache(
             MOST_NETWORKS
         )
         self._prices: LruCache[LayerPrices] = LruCache(MOST_PRICES)
@@ -178,7 +178,7 @@ class StepBounds:
 
     def _layers(
         self, experiment: Experiment, hardware: Hardware, grid: Grid
-    ) -> list[tuple[LayerStack, list[LayerTimes]]]:
+    ) -> list[tuple[LayerStack, list[LayerBounds]]]:
         """Return the networks of an experiment with the times of each layer."""
         transformer = isinstance(experiment.model, Transformer)
         plan = experiment.plan
@@ -231,7 +231,7 @@ def _new_prices(experiment: Experiment, hardware: Hardware) -> LayerPrices:
     return LayerPrices(models, with_step_constants(network, constants))
 
 
-def _added(times: LayerTimes, sharded: ShardedTimes) -> LayerTimes:
+def _added(times: LayerBounds, sharded: ShardedTimes) -> LayerBounds:
     """Return the times of a layer with the kernels of sharded parameters."""
     return times._replace(
         forward=times.forward + sharded.forward, backward=times.backward + sharded.backward
@@ -239,7 +239,7 @@ def _added(times: LayerTimes, sharded: ShardedTimes) -> LayerTimes:
 
 
 def _times_of_chunks(
-    plan: Plan, network: LayerStack, layers: Sequence[LayerTimes], chunks: Sequence[ModelChunk]
+    plan: Plan, network: LayerStack, layers: Sequence[LayerBounds], chunks: Sequence[ModelChunk]
 ) -> list[_ChunkTimes]:
     """Chunks of a network → the kernels of each, in the order of the layers."""
     found, at = [], 0

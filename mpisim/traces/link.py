@@ -35,7 +35,7 @@ _MOST_BITS = 1 << 30
 def common_subsequence(
     a: Sequence[Hashable], b: Sequence[Hashable], most_bits: int = _MOST_BITS
 ) -> list[tuple[int, int]]:
-    """Return the positions of a longest common subsequence.
+    """Two sequences → positions of a longest common subsequence.
 
     Computed exactly, a whole row of the table at a time in the bits of one integer (Hyyrö 2004).
 
@@ -133,7 +133,7 @@ def _lengths(a: list[int], b: list[int]) -> NDArray[np.int64]:
 
 
 def best_offset(short: Sequence[Hashable], long: Sequence[Hashable]) -> int:
-    """Return the shift of `short` along `long` at which most items agree; the first such shift.
+    """Sequences → the first shift of `short` along `long` at which most items agree.
 
     Parameters
     ----------

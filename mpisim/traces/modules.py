@@ -40,7 +40,7 @@ class _Calls(msgspec.Struct, rename="camel"):
 
 
 def module_paths(trace: KinetoTrace, times: NDArray[np.int64]) -> list[tuple[str, ...]]:
-    """Return the modules around some times, the outermost first; none where none was recorded.
+    """Times → the modules around them, the outermost first; none where none was recorded.
 
     Parameters
     ----------

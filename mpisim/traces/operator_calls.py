@@ -80,7 +80,7 @@ class LaunchedCall:
 
 
 def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
-    """Return the calls of operators that launched kernels, in order of their first.
+    """Trace → calls of operators that launched kernels, in order of their first.
 
     Communications are left out, and copies between host and device, and what was launched before
     recording began.
@@ -174,7 +174,7 @@ def records_shapes(call: OperatorCall) -> bool:
 
 
 def enclosing_operators(trace: KinetoTrace) -> dict[int, list[int]]:
-    """Return the operators around the launch of each device operation, the outermost first."""
+    """Trace → operators around the launch of each device operation, the outermost first."""
     launched: dict[int, list[int]] = {}
     for op, correlation in enumerate(trace.device.correlation.tolist()):
         if correlation >= 0:

@@ -68,25 +68,13 @@ def _one_thread(
     blocking: list[int],
     found: dict[str, list[int]],
 ) -> None:
-    """Add T1, T2, T3 and T5 of the top-level operators of one thread to what was found.
-
-    Parameters
-    ----------
-    trace : KinetoTrace
-    thread : int
-    launches : list of Call
-        Of the thread, in order of begin.
-    blocking : list of int
-        When calls that waited for the device began, ascending, in ps.
-    found : dict of str to list of int
-        ps of each overhead, by ``"T1"`` … ``"T5"``.
-    """
+    """Go through the top-level operators of one thread and the launches in each."""
     spans = trace.operators
     waits = np.array(blocking, np.int64)
 
     def add(key: str, begin: int, end: int) -> None:
-        first, last = np.searchsorted(waits, (begin, end), "left")
-        if first == last:  # the CPU did not wait in between
+        # A stretch in which the CPU waited for the device is no overhead.
+        if not np.searchsorted(waits, end, "left") > np.searchsorted(waits, begin, "left"):
             found[key].append(max(0, end - begin))
 
     until, at = -1, 0

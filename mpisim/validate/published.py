@@ -85,7 +85,7 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def markdown(runs: Sequence[Run], page: str) -> str:
-    """Return a page with the figures between the lines `BEGIN` and `END` written anew.
+    """Page → the same with the figures between the lines `BEGIN` and `END` written anew.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ class TraceResult:
 
 
 def trace_folders(paths: list[str]) -> list[tuple[str, list[Path]]]:
-    """Return the traces under some paths: a name and its files or folder each.
+    """Paths → the traces under them: a name and its files or folder each.
 
     A folder with subfolders is one trace a subfolder; a folder without is one trace; so is a file.
 
@@ -129,7 +129,7 @@ def _size(paths: list[Path]) -> int:
 
 
 def cases_of(result: TraceResult) -> list[Case]:
-    """Return the cases of one replayed trace: every rank and step."""
+    """Replayed trace → its cases: every rank and step."""
     assert result.replay is not None
     return [
         Case(

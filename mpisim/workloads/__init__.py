@@ -25,8 +25,9 @@ To be read in this order; each module uses only those above it:
     Numbers of slots and streams in a table; cache of the rows and blocks that tables share.
 `block_rows`
     `RowBlock`: rows whose place in a table is still open.
-`pass_state`, `blocks`
-    Rows that the next row waits for. Operators → `RowBlock`, with the waits their order implies.
+`pass_state`, `task_writer`, `blocks`
+    Rows that the next row waits for. Tasks → rows, with the waits their order implies. Operators →
+    `RowBlock`, each written once and copied.
 `assembly`
     Blocks → table.
 `messages`

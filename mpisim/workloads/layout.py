@@ -250,7 +250,7 @@ def _per_node(experiment: Experiment) -> int | None:
 
 
 def networks_of(experiment: Experiment, gpus: int) -> Sequence[Network]:
-    """Return the networks of an experiment's layout, without its pipelines and chunks.
+    """Experiment → the networks of its layout, without its pipelines and chunks.
 
     Parameters
     ----------

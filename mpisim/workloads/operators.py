@@ -340,5 +340,5 @@ class Network:
 
 
 def total(parameters: Iterable[Parameter]) -> int:
-    """Return the number of elements of all parameters."""
+    """Parameters → how many elements all have together."""
     return sum(parameter.size for parameter in parameters)

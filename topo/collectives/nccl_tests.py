@@ -260,7 +260,7 @@ def _row(line: int, found: re.Match[str], columns: Sequence[str]) -> ResultRow |
 
 
 def version_text(number: int) -> str:
-    """Return NCCL's version from its number.
+    """NCCL's number of a version → the version.
 
     Examples
     --------

@@ -212,7 +212,7 @@ def coverage(found: Comparison) -> dict[str, float]:
 
 
 def as_json(found: Comparison, path: str) -> dict[str, Any]:
-    """Return all figures in the layout that every ``validate`` command writes.
+    """Comparison → all figures, in the layout that every ``validate`` command writes.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ def linear(each: Compared) -> Linear:
 
 
 def seconds_with(step: Linear, start: StepConstants, constants: StepConstants) -> float:
-    """Return the seconds of a step with other constants than it was predicted with.
+    """Predicted step, other constants → its seconds with these.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def seconds_with(step: Linear, start: StepConstants, constants: StepConstants) -
 
 
 def relative_error(step: Linear, start: StepConstants, constants: StepConstants) -> float:
-    """Return the relative uncertainty of a step from those of the constants it is predicted with.
+    """Errors of constants → relative uncertainty of a step that is predicted with them.
 
     As predictions state it (`mpisim.prediction.uncertainty.combine`): what depends on one name is
     off together.

@@ -56,7 +56,7 @@ Lay = Callable[[Table], str]
 
 
 def render(found: Comparison, worst: int = 10, most: int = 25) -> str:
-    """Return tables of errors, what was filled in or left out, and the worst rows.
+    """Comparison → tables of errors, what was filled in or left out, and the worst rows.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def render(found: Comparison, worst: int = 10, most: int = 25) -> str:
 
 
 def markdown(found: Comparison, text: str) -> str:
-    """Return a page with the figures between the lines `BEGIN` and `END` written anew.
+    """Page → the same with the figures between the lines `BEGIN` and `END` written anew.
 
     Parameters
     ----------

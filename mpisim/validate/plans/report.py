@@ -67,7 +67,7 @@ Lay = Callable[[Table], str]
 
 
 def render(found: Sweeps, least: int) -> str:
-    """Return all tables as text.
+    """Comparison of plans → all tables as text.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def markdown(found: Sweeps, least: int, page: str) -> str:
 
 
 def as_json(found: Sweeps, least: int, path: str) -> dict[str, Any]:
-    """Return all figures.
+    """Comparison of plans → all figures.
 
     Parameters
     ----------

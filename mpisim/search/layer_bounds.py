@@ -1,4 +1,4 @@
-"""Operators of a layer → the time of its kernels and communications on a GPU, in ps.
+"""Operators of a layer → the least time of its kernels and communications on a GPU, in ps.
 
 Durations are those that the simulation uses: of one kernel alone, on the fastest of the GPUs, and
 of one communication alone on the network. The time of an operator is its longest chain of tasks
@@ -27,7 +27,7 @@ from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Ope
 from ..workloads.operators import Network as LayerStack
 from ..workloads.recomputation import recomputed_operators
 
-__all__ = ["Classes", "LayerPrices", "LayerTimes", "ShardedTimes"]
+__all__ = ["Classes", "LayerBounds", "LayerPrices", "ShardedTimes"]
 
 AXES = ("tp", "cp", "etp", "ep", "etp-ep")
 """Axes whose communications belong to operators."""
@@ -45,8 +45,8 @@ Classes = Mapping[str, tuple[Hashable, ...]]
 """Classes of the communicators along each axis, see `mpisim.topo.Network.group_classes`."""
 
 
-class LayerTimes(NamedTuple):
-    """Kernels and communications of one micro-batch on a layer, in ps."""
+class LayerBounds(NamedTuple):
+    """Least times of one micro-batch on a layer, kernels and communications, in ps."""
 
     forward: int
     backward: int
@@ -100,7 +100,7 @@ class LayerPrices:
         self._known: LruCache[int] = LruCache(MOST_TIMES)
         self._communications: LruCache[int] = LruCache(MOST_TIMES)
         self._classes: LruCache[Classes] = LruCache(MOST_CLASSES)
-        self._layers: LruCache[LayerTimes] = LruCache(MOST_TIMES)
+        self._layers: LruCache[LayerBounds] = LruCache(MOST_TIMES)
         self._sharded: LruCache[ShardedTimes] = LruCache(MOST_TIMES)
         self._data: LruCache[Classes] = LruCache(MOST_CLASSES)
         self._stages: LruCache[Classes] = LruCache(MOST_CLASSES)
@@ -128,16 +128,16 @@ class LayerPrices:
         flat = members.reshape(-1).astype(np.int32)
         return tuple(self._network.group_classes(index, flat)[1])
 
-    def layers(self, plan: Plan, network: LayerStack, classes: Classes) -> list[LayerTimes]:
+    def layers(self, plan: Plan, network: LayerStack, classes: Classes) -> list[LayerBounds]:
         """Return the times of each layer of a network."""
         # By the tuple of operators itself first: layers of one kind have one, slow to hash.
-        known: dict[int, LayerTimes] = {}
+        known: dict[int, LayerBounds] = {}
         for layer in network.layers:
             if id(layer.operators) not in known:
                 known[id(layer.operators)] = self._layer(plan, layer, classes)
         return [known[id(layer.operators)] for layer in network.layers]
 
-    def _layer(self, plan: Plan, layer: Layer, classes: Classes) -> LayerTimes:
+    def _layer(self, plan: Plan, layer: Layer, classes: Classes) -> LayerBounds:
         """Return the times of a layer."""
         operators = layer.operators
         again = recomputed_operators(plan, operators)
@@ -154,7 +154,7 @@ class LayerPrices:
         classes: Classes,
         *,
         selective: bool,
-    ) -> LayerTimes:
+    ) -> LayerBounds:
         """Return the times of a layer of these operators."""
         ahead = [self.chain(each.forward, classes) for each in operators]
         forward = [each.end for each in ahead]
@@ -163,7 +163,7 @@ class LayerPrices:
             [self.chain(each.backward_part(part), classes) for each in operators] for part in PARTS
         ]
         inputs, weights = ([each.end for each in chains] for chains in split)
-        return LayerTimes(
+        return LayerBounds(
             forward=sum(forward),
             # In one pass or in two, whichever is sooner.
             backward=sum(
@@ -184,7 +184,7 @@ class LayerPrices:
     def chain(self, tasks: Sequence[Task], classes: Classes) -> _Chain:
         """Return how long what an operator starts takes until the next one can begin.
 
-        As `mpisim.workloads.blocks.BlockBuilder` writes tasks: kernels one after another, each
+        As `mpisim.workloads.task_writer.TaskWriter` writes tasks: kernels one after another, each
         after the latest communication without a token and after those whose tokens it names;
         communications of a group likewise, each after the kernel before it or after its tokens.
         Tokens that outlive the operator are not waited for here.
