@@ -18,7 +18,7 @@ it.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 
@@ -269,11 +269,8 @@ class _Groups:
     def communicators(self, structure: ParallelStructure, ranks: _Ranks) -> Communicators:
         """Return them, named by the axes along which they run."""
         numbers: dict[str, Iterator[int]] = defaultdict(lambda: iter(range(1 << 62)))
-        names = []
-        for c in self.origin:
-            along = [ranks.axes[i].name for i in np.flatnonzero(structure.spans[c])]
-            word = "-".join(along) or "alone"
-            names.append(f"{word} {next(numbers[word])}")
+        words = {c: "-".join(_along(c, structure, ranks)) or "alone" for c in set(self.origin)}
+        names = [f"{words[c]} {next(numbers[words[c]])}" for c in self.origin]
         return Communicators.of(self.members, names)
 
 
@@ -469,14 +466,21 @@ class _Prices:
     def counted(self, structure: ParallelStructure, ranks: _Ranks) -> dict[str, int]:
         """Return how many communications are priced, by axes."""
         found: dict[str, int] = defaultdict(int)
-        for group, c in enumerate(self.groups.origin):
-            choice = self._choices[self.variant[group]]
+        for (c, variant), groups in Counter(
+            zip(self.groups.origin, self.variant, strict=True)
+        ).items():
+            choice = self._choices[variant]
             if choice:
                 table, rows = self._rows[c][0]
                 keys = zip(table.operation[rows].tolist(), table.bytes[rows].tolist(), strict=True)
-                along = [ranks.axes[i].name for i in np.flatnonzero(structure.spans[c])]
-                found["×".join(along) or "alone"] += sum(key in choice for key in keys)
+                word = "×".join(_along(c, structure, ranks)) or "alone"
+                found[word] += groups * sum(key in choice for key in keys)
         return {name: count for name, count in found.items() if count}
+
+
+def _along(c: int, structure: ParallelStructure, ranks: _Ranks) -> list[str]:
+    """Names of the axes that a recorded communicator runs along."""
+    return [ranks.axes[i].name for i in np.flatnonzero(structure.spans[c])]
 
 
 def _members(program: Program, structure: ParallelStructure, c: int) -> list[int]:

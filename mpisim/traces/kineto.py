@@ -88,6 +88,7 @@ class Arguments(
         "dst_rank": "Dst Rank",
         "wait_on_record": "wait_on_cuda_event_record_corr_id",
     },
+    gc=False,
 ):
     """The arguments of an event that are used here; names as Kineto writes them."""
 
@@ -119,7 +120,7 @@ class Arguments(
     wait_on_record: int | None = None
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     """One trace event. Flow, instant and metadata events carry no `dur` and are dropped."""
 
     ph: str = ""
@@ -332,17 +333,15 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
     first = int(_first_time(path, parsed, kept)) - 1
     threads: dict[tuple[int | str, int | str], int] = {}
 
-    def ps(value: Any) -> int:
-        return round((value - first) * PS_PER_US)
-
-    def spans(events: list[_Event]) -> Spans:
-        events.sort(key=lambda e: (e.ts, -e.dur))  # type: ignore[operator]
-        begin = np.array([ps(e.ts) for e in events], np.int64)
-        length = np.array([round(e.dur * PS_PER_US) for e in events], np.int64)  # type: ignore
+    def spans(found: list[_Event]) -> Spans:
+        times, lengths = _times(found)
+        order = np.lexsort((-lengths, times))
+        events = [found[i] for i in order.tolist()]
+        begin = _ps(times[order] - first)
         return Spans(
             name=[e.name for e in events],
             begin=begin,
-            end=begin + length,
+            end=begin + _ps(lengths[order]),
             thread=np.array(
                 [threads.setdefault((e.pid, e.tid), len(threads)) for e in events], np.int32
             ),
@@ -351,7 +350,7 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
 
     info = parsed.distributed_info or {}
     streams: dict[tuple[int, int], int] = {}
-    ops = _device_ops(path, device, ps, streams)
+    ops = _device_ops(path, device, first, streams)
     described = next(iter(parsed.device_properties), {})
     return KinetoTrace(
         path=path,
@@ -372,22 +371,41 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
     )
 
 
+def _times(events: list[_Event]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Events → when they begin, and how long they take, in µs."""
+    begins = np.array([each.ts for each in events], np.float64)
+    return begins, np.array([each.dur for each in events], np.float64)
+
+
+def _ps(times: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Times in µs → in ps."""
+    return np.rint(times * PS_PER_US).astype(np.int64)
+
+
 def _first_time(path: Path, parsed: _File, kept: list[_Event]) -> float:
     """Return the earliest time in µs, after refusing times that cannot be."""
-    first, last = float("inf"), float("-inf")
-    for event in kept:
-        ts, dur = event.ts, event.dur
-        # A NaN fails every comparison.
-        if type(ts) not in _NUMBERS or type(dur) not in _NUMBERS or not 0 <= dur <= _MOST_US:  # type: ignore[operator]
-            raise TraceError(f"{_where(path, parsed, event)}: {_strange_time(event)}")
-        first, last = min(first, ts), max(last, ts)  # type: ignore[type-var, assignment]
+    begins: list[Any] = [each.ts for each in kept]
+    lengths: list[Any] = [each.dur for each in kept]
+    numbers = {*map(type, begins), *map(type, lengths)} <= set(_NUMBERS)
+    if not (numbers and min(lengths) >= 0 and max(lengths) <= _MOST_US):
+        for event in kept:
+            _check_time(path, parsed, event)
+    first, last = min(begins), max(begins)
     if not last - first <= _MOST_US:
         late = next(event for event in kept if event.ts == last)
         raise TraceError(
             f"{_where(path, parsed, late)}: begins {(last - first) / 1e6:.3g} s after the first "
             f"event; at most {_MOST_US / 1e6:.0g} s are read"
         )
-    return first
+    return first  # type: ignore[no-any-return]
+
+
+def _check_time(path: Path, parsed: _File, event: _Event) -> None:
+    """Refuse an event whose times cannot be."""
+    times: tuple[Any, ...] = event.ts, event.dur
+    numbers = all(type(value) in _NUMBERS and value == value for value in times)
+    if not numbers or not 0 <= times[1] <= _MOST_US:
+        raise TraceError(f"{_where(path, parsed, event)}: {_strange_time(event)}")
 
 
 def _where(path: Path, parsed: _File, event: _Event) -> str:
@@ -410,7 +428,7 @@ def _strange_time(event: _Event) -> str:
 def _device_ops(
     path: Path,
     device: list[tuple[_Event, int]],
-    ps: Any,
+    first: int,
     streams: dict[tuple[int, int], int],
 ) -> DeviceOps:
     """Columns of the device operations of one GPU, streams numbered as they appear."""
@@ -420,12 +438,13 @@ def _device_ops(
         (_stream(e.pid), _stream(a.stream if a.stream is not None else e.tid))
         for a, (e, _) in zip(args, device, strict=True)
     ]
-    begin = np.array([ps(e.ts) for e, _ in device], np.int64)
+    times, lengths = _times([event for event, _ in device])
+    begin = _ps(times - first)
     return DeviceOps(
         name=[event.name for event, _ in device],
         kind=np.array([kind for _, kind in device], np.uint8),
         begin=begin,
-        end=begin + np.array([round(e.dur * PS_PER_US) for e, _ in device], np.int64),  # type: ignore
+        end=begin + _ps(lengths),
         stream=np.array([streams.setdefault(s, len(streams)) for s in raw], np.int32),
         correlation=np.array(
             [-1 if a.correlation is None else a.correlation for a in args], np.int64
