@@ -38,7 +38,7 @@ from .cost import Priced, agreed, price
 from .critical_path import CriticalPath, walk_back
 from .deadlock import deadlock
 from .digest import summed_over_processes
-from .distribution import Distribution, distribute
+from .distribution import Distribution, Tilings, distribute
 from .exchange import Progress, count_operations, exchange, open_window
 from .flows import shared_links
 from .memory_needed import Memory, count, needed, on_this_machine
@@ -161,7 +161,8 @@ def simulate(
         priced, memory = _priced(program, comm, network, wire_delays, setup, timeline)
     relax = relax and setup.relaxes
     label = f"{progress}, {memory}" if progress else ""
-    advanced = _advance(setup, priced, comm, relax, label, wall)
+    tilings = None if setups is None else partial(setups.get, "tiles", network)
+    advanced = _advance(setup, priced, comm, relax, label, wall, tilings)
     distribution, core = advanced.distribution, advanced.core
     if allreduce_any(core.unfinished > 0, several):
         if simulated.folded:  # say which ranks wait, not which classes
@@ -290,6 +291,7 @@ def _advance(
     relax: bool,
     label: str,
     wall: dict[str, float],
+    tilings: Tilings | None,
 ) -> _Advanced:
     """Run all ranks until they end or block: in passes, or event by event. **Collective**."""
     simulated, placement, shared = setup.simulated, setup.placement, setup.shared
@@ -298,7 +300,9 @@ def _advance(
     relaxation: Relaxation | None = None
     with _timed(wall, "plan"):
         if shared is None or (relax and not shared.backwards):
-            distribution = distribute(simulated, placement, comm.rank, priced, known=setup.lowered)
+            distribution = distribute(
+                simulated, placement, comm.rank, priced, known=setup.lowered, tilings=tilings
+            )
             if shared:
                 relaxation = Relaxation(distribution, priced.known, setup.waited, several)
     with _timed(wall, "simulate"):

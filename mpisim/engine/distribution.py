@@ -14,13 +14,15 @@ ready time of its members, and MAX does not depend on who takes it, or in which 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.array_keys import fingerprint
 from ..base.distinct import distinct, numbered
 from ..base.frozen import frozen
 from ..base.plain_integers import PlainInteger
@@ -34,11 +36,14 @@ from .duration_factors import DurationFactors
 from .fold import SimulatedRanks
 from .lowering import LoweredTable, LoweredTables, lower
 from .refine import ranges
-from .tiling import SlotUses, find_tiles
+from .tiling import SlotUses, Tiles, find_tiles
 
-__all__ = ["Distribution", "Role", "distribute"]
+__all__ = ["Distribution", "Role", "Tilings", "distribute"]
 
 Ints = NDArray[np.int64]
+
+Tilings = Callable[[Hashable, Callable[[], Tiles]], Tiles]
+"""(key, what finds the tiles) → tiles of that key, kept from an earlier program or found."""
 
 
 class Role(PlainInteger, IntEnum):
@@ -129,6 +134,7 @@ def distribute(
     known: LoweredTables | None = None,
     *,
     max_peers: int = MAX_PEERS,
+    tilings: Tilings | None = None,
 ) -> Distribution:
     """Simulated ranks, their placement → `Distribution` for this process. Local.
 
@@ -150,6 +156,8 @@ def distribute(
         Of earlier runs of the same tables; this run adds to it.
     max_peers : int
         Communicators over more processes than this have an owner.
+    tilings : callable, optional
+        Returns the tiles under a key, which it may have kept from other programs.
     """
     known = LoweredTables() if known is None else known
     program = simulated.program
@@ -173,6 +181,7 @@ def distribute(
         parties,
         contention,
         known,
+        tilings,
         single_process=operations is None,
     )
     return Distribution(
@@ -203,6 +212,7 @@ def _core_input(
     parties: _Parties,
     contention: Contention | None,
     known: LoweredTables,
+    tilings: Tilings | None,
     *,
     single_process: bool,
 ) -> CoreInput:
@@ -216,7 +226,13 @@ def _core_input(
             sharing = _sharing(lowered, table, priced, n_communications)
         variation = DurationFactors.of(program, ranks)
         kind = priced.which if sharing is None else sharing.kind
-        tiles = find_tiles(table, kind, used.slot_uses(parties.role == Role.LOCAL))
+        uses = used.slot_uses(parties.role == Role.LOCAL)
+        found = partial(find_tiles, table, kind, uses)
+        tiles = (
+            found()
+            if tilings is None
+            else tilings(fingerprint(table, kind, *vars(uses).values()), found)
+        )
     else:
         assert simulated.routes is not None
         priced = varied(program, ranks, priced)

@@ -1,10 +1,10 @@
-"""Cache of routes and rank classes that the run setups of several programs share.
+"""Cache of routes, rank classes and tiles that the runs of several programs share.
 
 Plans that are compared differ in kernels, sizes and order, but many have the same communicators,
 tables on the same ranks, and communications of the same algorithms on them. Then they have the same
-routes (`mpisim.engine.contention`) and the same classes of ranks (`mpisim.engine.fold`), which take
-long to find where there are many ranks. Both are functions of a few arrays, a digest of which is
-their key.
+routes (`mpisim.engine.contention`), the same classes of ranks (`mpisim.engine.fold`), which take
+long to find where there are many ranks, and the same tiles (`mpisim.engine.tiling`). All are
+functions of a few arrays, a digest of which is their key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 
 class SetupCache:
-    """Routes and classes of the programs that were set up last, on one network.
+    """Routes, classes and tiles of the programs that were set up last, on one network.
 
     A caller that runs several programs on one network makes one and passes it down. A request for
     another network drops all entries.
