@@ -380,7 +380,10 @@ def _first_time(path: Path, parsed: _File, kept: list[_Event]) -> float:
         # A NaN fails every comparison.
         if type(ts) not in _NUMBERS or type(dur) not in _NUMBERS or not 0 <= dur <= _MOST_US:  # type: ignore[operator]
             raise TraceError(f"{_where(path, parsed, event)}: {_strange_time(event)}")
-        first, last = min(first, ts), max(last, ts)  # type: ignore[type-var, assignment]
+        if ts < first:  # type: ignore[operator]
+            first = ts  # type: ignore[assignment]
+        if ts > last:  # type: ignore[operator]
+            last = ts  # type: ignore[assignment]
     if not last - first <= _MOST_US:
         late = next(event for event in kept if event.ts == last)
         raise TraceError(

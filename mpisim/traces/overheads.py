@@ -11,6 +11,7 @@ GPUs", ISPASS 2022. Times in which a call waited for the device are left out.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 
 import numpy as np
 
@@ -70,11 +71,10 @@ def _one_thread(
 ) -> None:
     """Go through the top-level operators of one thread and the launches in each."""
     spans = trace.operators
-    waits = np.array(blocking, np.int64)
 
     def add(key: str, begin: int, end: int) -> None:
         # A stretch in which the CPU waited for the device is no overhead.
-        if not np.searchsorted(waits, end, "left") > np.searchsorted(waits, begin, "left"):
+        if bisect_left(blocking, end) <= bisect_left(blocking, begin):
             found[key].append(max(0, end - begin))
 
     until, at = -1, 0
