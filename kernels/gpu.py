@@ -184,11 +184,7 @@ class Gpu:
     @property
     def formats(self) -> tuple[str, ...]:
         """Number formats of matrix products that it has."""
-        return tuple(
-            each.name.removeprefix(PEAK)
-            for each in fields(self)
-            if each.name.startswith(PEAK) and getattr(self, each.name) is not None
-        )
+        return tuple(each for each in _FORMATS if getattr(self, PEAK + each) is not None)
 
     def peak(self, dtype: str) -> Quantity:
         """Return the dense rate of matrix products in a format.
@@ -203,6 +199,9 @@ class Gpu:
         found: Quantity = getattr(self, PEAK + dtype)
         return found
 
+
+_FORMATS = tuple(each.name.removeprefix(PEAK) for each in fields(Gpu) if each.name.startswith(PEAK))
+"""Once: kernels are asked for by the thousand, and each asks for the formats."""
 
 _MAY_BE_ZERO = frozenset(
     (

@@ -14,7 +14,7 @@ those before it in the document. All other blocks, and
 what is special about a block, need comments on the lines above it:
 
     <!-- test: slow -->                     runs nightly: it takes minutes
-    <!-- test: slow: WORDS -->              lines with these words do, the others always
+    <!-- test: slow: WORDS | WORDS -->      lines with any of these do, the others always
     <!-- test: needs shared -->             reads measured data, in $SHARED
     <!-- test: not run: REASON -->
     <!-- test: setup: COMMAND -->           before the block: makes files that a reader has already
@@ -106,9 +106,10 @@ class Block(NamedTuple):
     @property
     def quick(self) -> str:
         """The text without lines that are slow."""
-        words = self.kinds.get("slow")
+        words = [each.strip() for each in self.kinds.get("slow", "").split("|")]
+        slow = [each for each in words if each]
         lines = self.text.splitlines()
-        return "\n".join(line for line in lines if not words or words not in line)
+        return "\n".join(line for line in lines if not any(each in line for each in slow))
 
 
 class Outcome(NamedTuple):

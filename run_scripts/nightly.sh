@@ -7,6 +7,7 @@
 #   bash run_scripts/nightly.sh
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONDONTWRITEBYTECODE # as in test.sh
 
 bash run_scripts/setup.sh || exit 1
 source run_scripts/env.sh

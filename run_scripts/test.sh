@@ -13,6 +13,9 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Containers often set it; each of twenty processes of pytest would rewrite all of hypothesis again.
+unset PYTHONDONTWRITEBYTECODE
+
 # Beside one another: packages of Debian are waited for, and compiling takes both cores only at its end.
 mkdir -p build
 {

@@ -9,6 +9,7 @@ one process only.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hypothesis
 import pytest
 
-from mpisim.cli import main
+from mpisim.cli import UNTIL_COLLECTED, main
 from mpisim.cli.launch import launched_rank, launched_size, without_launcher
 from mpisim.mpi.library import no_transports
 
@@ -94,6 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Containers often have Python keep nothing that it compiles (PYTHONDONTWRITEBYTECODE): every
     # process of every run of the tests would compile all of them again.
     sys.dont_write_bytecode = False
+    gc.set_threshold(UNTIL_COLLECTED)  # as the command does: looks took a seventh of some tests
     # A shell has what it starts in the background ignore Ctrl-C, and so would all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if without_launcher():

@@ -135,6 +135,13 @@ def test_blocks_share_a_folder_and_leave_out_what_is_slow() -> None:
     assert [bool(each.error) for each in run(text, slow=True)] == [False, True, True, True, False]
 
 
+def test_lines_with_any_of_the_slow_words_are_left_out() -> None:
+    text = fenced("echo a b\necho c; false\nd", "sh", "slow: echo c | d") + fenced(
+        "a b", "", "output"
+    )
+    assert [each.error for each in run(text)] == ["", ""]
+
+
 def test_what_has_just_run_is_not_run_again() -> None:
     """Unless something else has run since, which may have changed what it prints."""
     count = "echo run >> runs; wc -l < runs"

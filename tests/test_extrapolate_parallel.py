@@ -20,9 +20,10 @@ from parallel_jobs import (
     traffic,
 )
 
-from mpisim.base.errors import UsageError
+from mpisim.base.errors import InputError, UsageError
 from mpisim.base.toml import toml_value
 from mpisim.experiment import load
+from mpisim.extrapolate import parallel_origin
 from mpisim.extrapolate.parallel import extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
 from mpisim.extrapolate.parallel_slowest import SlowestOfMore
@@ -389,6 +390,46 @@ def test_command_refuses(
     assert done.stderr.count("\n") == 1
 
 
+def begin_files(folder: Path) -> None:
+    """Write files that begin as traces of two ranks, and end there."""
+    for rank in range(2):
+        info = {"backend": "nccl", "rank": rank, "world_size": 2}
+        text = json.dumps({"distributedInfo": info})
+        (folder / f"kineto_rank{rank}.json").write_text(text[:-1] + ', "traceEvents": [')
+
+
+def test_options_are_the_changes(
+    call_mpisim: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What each change does, the others show; docs/extrapolate_parallel.md has all, nightly."""
+    taken: dict[str, Any] = {}
+
+    def grown(job: TraceJob | None, comm: MPI.Intracomm, **changes: Any) -> None:
+        taken.update(changes)
+        raise InputError("taken")
+
+    monkeypatch.setattr(parallel_origin, "read_job", lambda *paths, **how: None)
+    monkeypatch.setattr(parallel_origin, "extrapolate_parallel", grown)
+    begin_files(tmp_path)
+    options = "--dp 4 --pp 4 --schedule interleaved --vpp 2 --gpu h100 --cluster dgx-h100"
+    options += " --traced-cluster a800-8gpu --distributed-optimizer on --micro-batches 6"
+    done = call_mpisim(["extrapolate", str(tmp_path), *options.split(), "--layout", "tp=2,dp=1"])
+    assert (done.rc, done.stderr) == (2, "mpisim: error: taken\n")
+    clusters = {"cluster": "dgx-h100", "traced_cluster": "a800-8gpu"}
+    assert taken == {
+        **{key: find_cluster(name) for key, name in clusters.items()},
+        "dp": 4,
+        "stages": 4,
+        "schedule": "interleaved",
+        "chunks": 2,
+        "gpu": "h100",
+        "distributed_optimizer": True,
+        "micro_batches": 6,
+        "layout": "tp=2,dp=1",
+        "calibration": None,
+    }
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -401,11 +442,7 @@ def test_command_refuses(
 def test_command_refuses_before_it_reads(
     options: tuple[str, ...], said: str, call_mpisim: Callable[..., Finished], tmp_path: Path
 ) -> None:
-    """Files that begin as traces of two ranks, and end there."""
-    for rank in range(2):
-        info = {"backend": "nccl", "rank": rank, "world_size": 2}
-        text = json.dumps({"distributedInfo": info})
-        (tmp_path / f"kineto_rank{rank}.json").write_text(text[:-1] + ', "traceEvents": [')
+    begin_files(tmp_path)
     done = call_mpisim(["extrapolate", str(tmp_path), *options])
     assert done.rc == 2
     assert said in done.stderr

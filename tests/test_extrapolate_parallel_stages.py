@@ -40,6 +40,11 @@ REDUCED = GPT.replace("zero = 1", "zero = 0")
 OVERLAPPED = GPT.replace("zero = 1", "zero = 1\noverlap.p2p = true")
 INTERLEAVED = GPT.replace("zero = 1", 'zero = 1\nvpp=2\npipeline.schedule = "interleaved"')
 BATCHED = INTERLEAVED.replace("zero = 1", "zero = 1\noverlap.p2p = false")
+SHALLOW = GPT.replace('"gpt3-350m"', '"gpt3-350m"\nlayers = 8')
+SHALLOW_GPIPE = GPIPE.replace('"gpt3-350m"', '"gpt3-350m"\nlayers = 8')
+SHALLOW_INTERLEAVED = INTERLEAVED.replace('"gpt3-350m"', '"gpt3-350m"\nlayers = 8')
+"""Of the jobs on 16 GPUs: as many layers as stages and chunks need."""
+
 GPIPE_IN_TURN = GPIPE.replace("overlap.p2p = true\n", "")
 EXPERTS = GPT.replace('"gpt3-350m"', '"mixtral-8x7b"\nlayers = 8').replace("tp = 2", "ep = 2")
 GATHERED_ONCE = f'{GPT.replace("zero = 1", "zero = 2")}[framework]\ndp_style = "fsdp"\n'
@@ -47,16 +52,16 @@ GATHERED_ONCE = f'{GPT.replace("zero = 1", "zero = 2")}[framework]\ndp_style = "
 STAGES = {
     "tied": (GPT, 2, (3, 4, 6), 32),
     "two micro-batches": (GPT, 2, (8,), 16),
-    "from four": (GPT, 4, (2, 8), 64),
+    "from four": (SHALLOW, 4, (2, 8), 64),
     "untied": (UNTIED, 2, (4,), 32),
     "untied from four": (UNTIED, 4, (2, 8), 32),
     "gradients reduced whole": (REDUCED, 2, (4, 8), 32),
     "DDP": (f'{REDUCED}[framework]\ndp_style = "ddp"\n', 2, (4,), 32),
     "GPipe": (GPIPE, 2, (3, 4), 32),
-    "GPipe from four": (GPIPE, 4, (2, 8), 64),
+    "GPipe from four": (SHALLOW_GPIPE, 4, (2, 8), 64),
     "GPipe in batches": (GPIPE_IN_TURN, 2, (4,), 32),
     "interleaved": (INTERLEAVED, 2, (4,), 32),
-    "interleaved from four": (INTERLEAVED, 4, (2,), 64),
+    "interleaved from four": (SHALLOW_INTERLEAVED, 4, (2,), 64),
     "interleaved in batches": (BATCHED, 2, (4,), 32),
     "interleaved, untied": (
         INTERLEAVED.replace('"gpt3-350m"', '"llama-7b"\nlayers = 16'),

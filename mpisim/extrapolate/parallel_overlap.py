@@ -35,7 +35,8 @@ from ..kernels import Gpu
 from ..kernels.analytical import analytical_model
 from ..kernels.operations import Elementwise, Gemm, Kernel
 from ..kernels.slowdown import Parametric, packaged_constants, work_of
-from ..operators.pricing import OperatorPricing
+from ..operators import Launched
+from ..operators.pricing import OperatorPricing, Priced
 from ..overlap import run_with_slowdown
 from ..overlap.communication_kernels import CommunicationKernels
 from ..overlap.factors import ParametricFactors
@@ -107,7 +108,16 @@ def kernels_by_name(
 
 
 def _of_rank(job: TraceJob, index: int, gpu: Gpu) -> list[tuple[str, Kernel, int]]:
-    """Name, description and time of the kernels of one rank that shapes describe."""
+    """Name, description and time of the kernels of one rank that shapes describe; kept."""
+    key = index, gpu
+    found = job.described.get(key)
+    if found is None:
+        found = job.described[key] = _described(job, index, gpu)
+    return found
+
+
+def _described(job: TraceJob, index: int, gpu: Gpu) -> list[tuple[str, Kernel, int]]:
+    """Read the recording of one rank once more; see `_of_rank`."""
     source = job.sources[index]
     if source.process >= 0:
         return []
@@ -119,8 +129,11 @@ def _of_rank(job: TraceJob, index: int, gpu: Gpu) -> list[tuple[str, Kernel, int
     row_of = {int(op): row for row, op in enumerate(lowered.op.tolist()) if op >= 0}
     found = []
     pricing = OperatorPricing(gpu)
+    prices: dict[Launched, Priced] = {}  # layers and micro-batches repeat their calls
     for each in calls:
-        priced = pricing.price(each.launched)
+        priced = prices.get(each.launched)
+        if priced is None:
+            priced = prices[each.launched] = pricing.price(each.launched)
         kernels = priced.kernels
         if not kernels or not priced.known:
             continue

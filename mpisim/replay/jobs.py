@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from ..base.frozen import frozen
 from ..engine import Run, block_placement, simulate
+from ..kernels import Gpu
+from ..kernels.operations import Kernel
 from ..mpi.parallel import collective_errors
 from ..program import Program
 from ..results.step_times import step_times
@@ -64,6 +67,9 @@ class TraceJob:
     unexplained : dict of int to float
         Seconds over all ranks that are replayed as recorded without a known cause, by step (-1:
         in none): late starts, stalls, communications without a partner.
+    described : dict of (int, Gpu) to list of (name, Kernel, ps)
+        What shapes say of the kernels of a rank on the GPU of the recording, kept for further
+        changes of the job once a change has needed it; one rank of each stage of a pipeline.
     """
 
     traces: TraceProgram
@@ -77,6 +83,7 @@ class TraceJob:
     device_name: str
     overheads: dict[str, tuple[int, float]]
     unexplained: dict[int, float]
+    described: dict[tuple[int, Gpu], list[tuple[str, Kernel, int]]] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:

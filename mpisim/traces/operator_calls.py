@@ -48,6 +48,8 @@ _OF_COLUMNS = re.compile(r"\breduce_kernel<\d+, [24],")
 where the first dimensions are summed (``output_vec_size`` of
 aten/src/ATen/native/cuda/Reduce.cuh)."""
 
+_Text = tuple[bytes, ...]
+
 _BY_LAYER_NAME = (
     "vllm::moe_forward",
     "vllm::moe_forward_shared",
@@ -212,6 +214,9 @@ class _Reader:
     def __init__(self, operators: Spans) -> None:
         self.operators = operators
         self._kept: dict[int, tuple[OperatorCall, Launched]] = {}
+        # Layers and micro-batches repeat their operators. By name and recorded texts: of values
+        # 1, 1.0 and True are equal.
+        self._by_text: dict[tuple[str, _Text, _Text], tuple[OperatorCall, Launched]] = {}
         numbers = [-1 if a is None or a.sequence is None else a.sequence for a in operators.args]
         self._partners = Partners(operators.name, numbers)
 
@@ -224,8 +229,14 @@ class _Reader:
         """Operator of the trace → its call and what the table says it launches."""
         found = self._kept.get(operator)
         if found is None:
-            call = self._read(operator)
-            found = self._kept[operator] = call, kernels_of(call)
+            name, args = self.operators.name[operator], self.operators.args[operator]
+            other = None if args is None else self._partner(operator)
+            key = name, _text(args), _text(other)
+            found = self._by_text.get(key)
+            if found is None:
+                call = _call(name, args, other)
+                found = self._by_text[key] = call, kernels_of(call)
+            self._kept[operator] = found
         return found
 
     def complete(self, operator: int, chain: list[int]) -> None:
@@ -255,18 +266,30 @@ class _Reader:
             call = OperatorCall(call.name, call.inputs, (dense,))
             self._kept[operator] = call, kernels_of(call)
 
-    def _read(self, operator: int) -> OperatorCall:
-        name, args = self.operators.name[operator], self.operators.args[operator]
-        if args is None:
-            return OperatorCall(name, ())
-        if is_backward(name):
-            forward = self._partners.forward(operator)
-            given = () if forward < 0 else recorded_inputs(self.operators.args[forward])
-            return OperatorCall(name, (*recorded_inputs(args), given))
-        gradient = self._partners.gradient(operator)
-        outputs = () if gradient < 0 else recorded_inputs(self.operators.args[gradient])
-        tensors = tuple(each for each in outputs if isinstance(each, TensorSpec))
-        return OperatorCall(name, recorded_inputs(args), tensors[:1])
+    def _partner(self, operator: int) -> Arguments | None:
+        """Arguments of the forward operator of a gradient, or of an operator's gradient."""
+        backward = is_backward(self.operators.name[operator])
+        partners = self._partners
+        other = partners.forward(operator) if backward else partners.gradient(operator)
+        return None if other < 0 else self.operators.args[other]
+
+
+def _text(args: Arguments | None) -> _Text:
+    """All that `recorded_inputs` reads."""
+    if args is None:
+        return ()
+    return bytes(args.dims), bytes(args.types), bytes(args.steps), bytes(args.concrete)
+
+
+def _call(name: str, args: Arguments | None, partner: Arguments | None) -> OperatorCall:
+    """Name and arguments of an operator, and of its partner as of `_Reader` → its call."""
+    if args is None:
+        return OperatorCall(name, ())
+    own, other = recorded_inputs(args), recorded_inputs(partner)
+    if is_backward(name):
+        return OperatorCall(name, (*own, other))
+    tensors = tuple(each for each in other if isinstance(each, TensorSpec))
+    return OperatorCall(name, own, tensors[:1])
 
 
 def recorded_inputs(args: Arguments | None) -> tuple[Argument, ...]:

@@ -74,7 +74,7 @@ def _one_thread(
 
     def add(key: str, begin: int, end: int) -> None:
         # A stretch in which the CPU waited for the device is no overhead.
-        if not bisect_left(blocking, end) > bisect_left(blocking, begin):
+        if bisect_left(blocking, end) <= bisect_left(blocking, begin):
             found[key].append(max(0, end - begin))
 
     until, at = -1, 0
