@@ -397,7 +397,7 @@ def _first_time(path: Path, parsed: _File, kept: list[_Event]) -> float:
             f"{_where(path, parsed, late)}: begins {(last - first) / 1e6:.3g} s after the first "
             f"event; at most {_MOST_US / 1e6:.0g} s are read"
         )
-    return first  # type: ignore[no-any-return]
+    return first
 
 
 def _check_time(path: Path, parsed: _File, event: _Event) -> None:
