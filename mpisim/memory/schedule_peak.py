@@ -24,6 +24,10 @@ __all__ = ["Moment", "Peak", "peak"]
 
 Ints = NDArray[np.int64]
 
+_KIND = np.full((max(Phase) + 1, 2), 3)
+_KIND[Phase.FORWARD], _KIND[Phase.WEIGHT], _KIND[Phase.BACKWARD, 1] = 0, 1, 2
+"""The kind of an action in `_of_actions`, by its phase and whether it is split."""
+
 
 @frozen
 class Peak:
@@ -92,23 +96,29 @@ def peak(
     """
     actions, of = pipeline.actions[stage], pipeline.columns[stage]
     top, change = _of_actions(of, chunks)
+    first: Sequence[int] | Ints = range(len(actions))
+    last = first
     ahead = np.flatnonzero(of.paired[1:])  # the forwards that the next action runs beside
-    if len(ahead):
+    beside = change[ahead]
+    if len(ahead):  # the second stands for both
         pairs = list(zip(of.chunk[ahead].tolist(), of.chunk[ahead + 1].tolist(), strict=True))
         known = {pair: _together(*(chunks[each] for each in pair)) for pair in set(pairs)}
         top[ahead + 1] = [known[pair] for pair in pairs]
-        change[ahead + 1] += change[ahead]
-    # Where two overlap, the second stands for both.
-    last = np.delete(np.arange(len(actions)), ahead)
-    first = last - np.isin(last, ahead + 1)
-    top, freed = top[last], np.cumsum(change[last])
-    held = freed - change[last]  # before each
-    before, after = _accumulated(of, last, gradients)
-    total = before + held + top
+        change[ahead + 1] += beside
+        last = np.delete(np.arange(len(actions)), ahead)
+        first = last - np.isin(last, ahead + 1)
+        top, change = top[last], change[last]
+    freed = change.cumsum()
+    held = freed - change  # before each
+    total = held + top
+    before = after = np.zeros(1, np.int64)
+    if gradients:
+        before, after = _accumulated(of, np.asarray(last), gradients)
+        total += before
     worst = int(total.argmax())
     if moments is not None:
         columns = first, last, total, after + freed
-        moments += map(Moment, *(column.tolist() for column in columns))
+        moments += map(Moment, *(np.asarray(column).tolist() for column in columns))
     most, action = int(total[worst]), actions[last[worst]]
     if gradients:
         return Peak(int(held[worst]), most, action, int(before[worst]))
@@ -116,7 +126,7 @@ def peak(
     most_kept = max(int(freed.max()), int(held.max()))
     if len(ahead):
         at = np.searchsorted(last, ahead + 1)
-        most_kept = max(most_kept, int((held[at] + change[ahead]).max()))
+        most_kept = max(most_kept, int((held[at] + beside).max()))
     return Peak(kept=min(most, most_kept), total=most, action=action)
 
 
@@ -128,10 +138,8 @@ def _of_actions(of: ActionColumns, chunks: Sequence[ChunkMemory]) -> tuple[Ints,
         [(each.inputs, each.for_weights - each.kept) for each in chunks],
         [(each.backward, -each.kept) for each in chunks],
     ]
-    split = np.where(of.split, 2, 3)
-    kind = np.where(of.phase == Phase.FORWARD, 0, np.where(of.phase == Phase.WEIGHT, 1, split))
-    top, change = np.array(kinds, np.int64)[kind, of.chunk].T.copy()
-    return top, change
+    found = np.array(kinds, np.int64)[_KIND[of.phase, of.split], of.chunk]
+    return found[:, 0], found[:, 1]
 
 
 def _accumulated(of: ActionColumns, last: Ints, gradients: Sequence[int]) -> tuple[Ints, Ints]:

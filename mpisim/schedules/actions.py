@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..base.distinct import numbered
 from ..base.frozen import frozen
 from ..program import Phase
 from .units import ActionColumns, Units
@@ -104,11 +105,7 @@ class Pipeline:
         # Stages share the objects: each is looked into once.
         counts = [len(order) for order in self.actions]
         every = list(chain.from_iterable(self.actions))
-        _, first, which = np.unique(
-            np.fromiter(map(id, every), np.int64, len(every)),
-            return_index=True,
-            return_inverse=True,
-        )
+        _, first, which = numbered(np.fromiter(map(id, every), np.int64, len(every)))
         distinct = [every[i] for i in first.tolist()]
         found = np.array(
             [
@@ -118,8 +115,7 @@ class Pipeline:
             np.int64,
         ).reshape(-1, len(ActionColumns._fields))
         return tuple(
-            ActionColumns(*found[own].T.copy())
-            for own in np.split(which.reshape(-1), np.cumsum(counts)[:-1])
+            ActionColumns(*found[own].T.copy()) for own in np.split(which, np.cumsum(counts)[:-1])
         )
 
     def units(self, stage: int, *, joins_turns: bool) -> Units:

@@ -32,9 +32,9 @@ __all__ = [
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "chimera", "dualpipe"]
 """Values of ``plan.pipeline.schedule``."""
 
-MOST_ACTIONS = 250_000
-"""Actions of all pipelines that are kept, of 50 bytes each with their columns. Plans that are
-compared differ in recomputation or sharding and have the same few pipelines."""
+MOST_ACTIONS = 100_000
+"""Actions of all pipelines that are kept, of 100 bytes each with their columns: of the few that
+plans have which differ in recomputation, sharding or the size of a micro-batch."""
 
 
 @frozen
