@@ -6,8 +6,8 @@ Read in this order:
     `Formula`: constants, columns, seconds; arithmetic on numbers or arrays; overlap.
 :mod:`.tiles`
     Matrix products as tiles on multiprocessors.
-:mod:`.gemm`, :mod:`.attention`, :mod:`.convolution`, :mod:`.memory_bound`, :mod:`.reductions`,
-:mod:`.embedding`
+:mod:`.gemm`, :mod:`.attention`, :mod:`.convolution`, :mod:`.memory_bound`, :mod:`.column_sums`,
+:mod:`.reductions`, :mod:`.embedding`
     The formulas of the families; the head of each module states them.
 :mod:`.families`
     Kernel family → its formula; variants.
