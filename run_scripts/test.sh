@@ -6,8 +6,8 @@
 # running them all. An MPI (with_mpi.sh) or PyTorch that cannot be had here is said and left out; of an
 # MPI that is an error, too, where CI is set. What takes longer runs in nightly.sh. As root on Debian or
 # Ubuntu, packages that some tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium
-# (get_browser.sh), openmpi-bin (with_mpi.sh). PyTorch and torchtitan come from PyPI (get_torch.sh,
-# get_torchtitan.sh), beside the parts before the tests.
+# (get_browser.sh), openmpi-bin (with_mpi.sh). PyTorch comes from PyPI (get_torch.sh), beside the parts
+# before the tests.
 #
 #   bash run_scripts/test.sh [arguments for pytest, given to each of its runs]
 set -uo pipefail
@@ -39,7 +39,7 @@ part() {
     time "$@" || failed+=("$title")
 }
 
-{ bash run_scripts/get_torch.sh && bash run_scripts/get_torchtitan.sh; } &
+bash run_scripts/get_torch.sh &
 torch=$!
 part "lint" ruff check .
 part "format" ruff format --check .
@@ -58,19 +58,14 @@ skipped=()
 wait "$torch"
 case "$?" in
 0) ;;
-77) echo "skipped: captured scripts that need what could not be installed" ;;
-*) failed+=("setting up PyTorch and torchtitan") ;;
+77) echo "skipped: captured scripts, which need PyTorch" ;;
+*) failed+=("setting up PyTorch") ;;
 esac
 # Three at a time, since some wait for what they have started; the tests of a file one after another,
 # files in the order that conftest.py gives.
 part "tests, one process each" pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
 # Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.
 quiet=(--color=no -p no:cacheprovider)
-# One framework as it is published; nightly.sh has all.
-if [ "$#" = 0 ] && [ -e build/torchtitan/installed ]; then
-    part "captured torchtitan" env PYTHONPATH="$(echo "$PWD"/build/torchtitan/lib/python*/site-packages)" \
-        pytest "${quiet[@]}" tests/test_captured_frameworks.py -k "torchtitan_fully_shard and not tensor"
-fi
 for processes in 2 4; do
     part "tests, $processes processes" mpirun -n "$processes" pytest "${quiet[@]}" "$@"
 done
