@@ -105,6 +105,10 @@ def test_programs_have_the_profile_of_what_they_train_with() -> None:
         ("NeMo/Megatron-Core", "nemo", ""),
         ("Axolotl 0.8", "hf-transformers", ""),
         ("torchtune (PyTorch FSDP)", "fsdp", ""),
+        ("LitGPT on Lightning Fabric", "fsdp", ""),
+        ("TRL with torchtune", "hf-transformers", ""),
+        ("torchtune with TRL", "fsdp", ""),
+        ("PyTorch-Lightning 2.1", "ddp", ""),
         ("DeepSpeed (LLaMA-Factory)", "deepspeed", ""),
         ("Megatron-Bridge/Megatron-Core", "megatron-bridge", ""),
         ("NeMo AutoModel", "nemo-automodel", ""),
@@ -131,6 +135,8 @@ def test_texts_name_frameworks(text: str, name: str, version: str) -> None:
 def test_texts_that_name_no_framework() -> None:
     assert named_in("") is None
     assert named_in("our own trainer, nemotronic") is None
+    assert named_in("Lightning attention kernel benchmark") is None
+    assert find_profile("lightning").name == "ddp"
 
 
 def test_entries_for_models_take_a_name_with_a_size_for_the_model_it_stands_for(
