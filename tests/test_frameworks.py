@@ -251,6 +251,31 @@ def test_no_version_is_the_newest_and_said(tmp_path: Path) -> None:
     assert any("no version is given" in each for each in results.attributes["assumptions"])
 
 
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (
+            '"2.5"',
+            "lightning trains with PyTorch DistributedDataParallel 2.5 (the framework's version, "
+            "not that of lightning); the profile covers",
+        ),
+        (
+            '"9.1"',
+            "lightning trains with PyTorch DistributedDataParallel 9.1 (the framework's version, "
+            "not that of lightning) is outside of what is known",
+        ),
+        ("", "lightning trains with PyTorch DistributedDataParallel; the profile covers"),
+    ],
+)
+def test_the_report_says_whose_version_that_of_a_program_is(
+    tmp_path: Path, version: str, said: str
+) -> None:
+    changes = ["framework.name=lightning", f"framework.version={version}"]
+    results = simulate(experiment(tmp_path, *changes[: 2 if version else 1]))
+    assert results is not None
+    assert any(each.startswith(f"framework: {said}") for each in results.attributes["assumptions"])
+
+
 BAD = [
     ('title = "Mine"\n', "", "key 'title' is missing"),
     ('versions = ">=1.5,<2"', 'versions = "1.5"', "[defaults[1]] versions is '1.5'"),
