@@ -301,9 +301,7 @@ def _profile_lines(experiment: Experiment) -> list[str]:
         lines[0] += "; no version is given, so the newest is taken"
     elif known := profile.stands_for(version):
         side = "ends at" if profile.is_newer(version) else "begins with"
-        lines[0] = (
-            f"{run} {OUTSIDE}: the profile {side} {known}, whose behaviour is assumed"
-        )
+        lines[0] = f"{run} {OUTSIDE}: the profile {side} {known}, whose behaviour is assumed"
     lines += _not_of_profile(experiment, profile)
     for key, each in experiment.set_by_profile.items():
         if key.startswith("data.") and not loads_images(experiment):
