@@ -420,7 +420,12 @@ def pipeline(
     return _laid_out(name, size)
 
 
-@kept_by_size(MOST_ACTIONS, lambda found: sum(map(len, found.actions)))
+def _actions(found: Pipeline) -> int:
+    """Return the number of actions of all stages."""
+    return sum(map(len, found.actions))
+
+
+@kept_by_size(MOST_ACTIONS, _actions)
 def _laid_out(name: str, size: PipelineSize) -> Pipeline:
     schedule = SCHEDULES[name]
     return Pipeline(
