@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from mpi4py import MPI
 
+from mpisim.base.errors import InputError
 from mpisim.base.kinds import Phase
 from mpisim.capture.kept_step import kept_step, recording_of
 from mpisim.capture.lower import Part, program_of
@@ -134,4 +137,21 @@ def test_a_kept_step_knows_what_launches_its_items() -> None:
         for by_reducer in (False, True)
     ]
     recording = Recording(0, 1, [PRODUCT], items, [(0,)], 1)
-    assert recording_of(kept_step(recording), "test").items == items
+    text = kept_step(recording)
+    assert json.loads(text)["version"] == 2
+    assert recording_of(text, "test").items == items
+
+
+def test_kept_steps_of_the_first_version_are_read() -> None:
+    """They tell graphs from Python alone: all that Python did not launch was a graph's."""
+    items = [
+        Item(
+            *(ItemKind.CALL, 0, 0, (), -1, -1, -1, False, Phase.BACKWARD, -1, "copy", 0),
+            graph=graph,
+        )
+        for graph in (False, True)
+    ]
+    kept = json.loads(kept_step(Recording(0, 1, [PRODUCT], items, [(0,)], 1)))
+    assert recording_of(json.dumps(kept | {"version": 1}), "test").items == items
+    with pytest.raises(InputError, match="version 3, and this mpisim reads 1 to 2; capture it"):
+        recording_of(json.dumps(kept | {"version": 3}), "test")

@@ -105,6 +105,10 @@ def test_programs_have_the_profile_of_what_they_train_with() -> None:
         ("NeMo/Megatron-Core", "nemo", ""),
         ("Axolotl 0.8", "hf-transformers", ""),
         ("torchtune (PyTorch FSDP)", "fsdp", ""),
+        ("LitGPT on Lightning Fabric", "fsdp", ""),
+        ("TRL with torchtune", "hf-transformers", ""),
+        ("torchtune with TRL", "fsdp", ""),
+        ("PyTorch-Lightning 2.1", "ddp", ""),
         ("DeepSpeed (LLaMA-Factory)", "deepspeed", ""),
         ("Megatron-Bridge/Megatron-Core", "megatron-bridge", ""),
         ("NeMo AutoModel", "nemo-automodel", ""),
@@ -131,6 +135,8 @@ def test_texts_name_frameworks(text: str, name: str, version: str) -> None:
 def test_texts_that_name_no_framework() -> None:
     assert named_in("") is None
     assert named_in("our own trainer, nemotronic") is None
+    assert named_in("Lightning attention kernel benchmark") is None
+    assert find_profile("lightning").name == "ddp"
 
 
 def test_entries_for_models_take_a_name_with_a_size_for_the_model_it_stands_for(
@@ -243,6 +249,31 @@ def test_no_version_is_the_newest_and_said(tmp_path: Path) -> None:
     results = simulate(experiment(tmp_path))
     assert results is not None
     assert any("no version is given" in each for each in results.attributes["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (
+            '"2.5"',
+            "lightning trains with PyTorch DistributedDataParallel 2.5 (the framework's version, "
+            "not that of lightning); the profile covers",
+        ),
+        (
+            '"9.1"',
+            "lightning trains with PyTorch DistributedDataParallel 9.1 (the framework's version, "
+            "not that of lightning) is outside of what is known",
+        ),
+        ("", "lightning trains with PyTorch DistributedDataParallel; the profile covers"),
+    ],
+)
+def test_the_report_says_whose_version_that_of_a_program_is(
+    tmp_path: Path, version: str, said: str
+) -> None:
+    changes = ["framework.name=lightning", f"framework.version={version}"]
+    results = simulate(experiment(tmp_path, *changes[: 2 if version else 1]))
+    assert results is not None
+    assert any(each.startswith(f"framework: {said}") for each in results.attributes["assumptions"])
 
 
 BAD = [

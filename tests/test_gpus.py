@@ -210,6 +210,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         ("NVIDIA B300 SXM6 AC", "b300"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"),
+        ("NVIDIA GeForce RTX 4060 Ti", "rtx-4060-ti"),
         ("AMD Instinct MI300X", "mi300x"),
         ("AMD Instinct MI300X VF", "mi300x"),
         ("AMD INSTINCT MI100", "mi100"),
@@ -224,6 +225,11 @@ def test_a_name_means_one_gpu() -> None:
     for name, table in packaged(GPUS).items():
         for each in (name, *table.get("aliases", ())):
             assert known.setdefault(normalized_name(each), name) == name, each
+
+
+def test_a_board_of_two_memories_is_the_smaller_unless_it_says_which() -> None:
+    for name, size in (("RTX 4060 Ti", 8e9), ("4060 Ti", 8e9), ("RTX 4060 Ti 16GB", 16e9)):
+        assert find_gpu(name).memory.si == size
 
 
 def test_a_gpu_that_is_not_here_is_not_mistaken_for_another() -> None:

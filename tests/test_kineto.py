@@ -175,6 +175,9 @@ def event(**changes: Any) -> dict[str, Any]:
         (json.dumps([event(dur=-3)]).encode(), "'gemm'.*negative.*-3"),
         (json.dumps([event(ts=None)]).encode(), "'gemm'.*'ts'"),
         (json.dumps([event(dur="long")]).encode(), "'dur'|float"),
+        (json.dumps([event(ts=10**400)]).encode(), r"Expected `int` <= \d{19} - at `\$.*ts`"),
+        (json.dumps([event(), event(ts=-(10**400))]).encode(), r"Expected `int` >= -\d{19} "),
+        (json.dumps([event(dur=10**400)]).encode(), r"Expected `int` <= \d{19} - at `\$.*dur`"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": NaN, "dur": 1}]}', "JSON|NaN"),
     ],
 )

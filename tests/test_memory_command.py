@@ -287,6 +287,7 @@ def test_events_that_contradict_themselves(
     ("events", "said"),
     [
         (TRACE[:5], "no [memory] events of a GPU"),
+        ([TRACE[0] | {"ts": 10**400}], "Expected `int` <= 9223372036854775807 - at `$"),
         ([memory(1, 2, 512, 512) | {"ts": "soon"}], "not understood"),
         ([memory(1, 2, 1 << 60, 512)], "not understood"),
         ([memory(1, 2, 512, 512), memory(1e13, 3, 512, 1024)], "span 1e+07 s; at most"),

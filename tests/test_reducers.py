@@ -126,12 +126,60 @@ def test_unused_parameters_are_looked_for_once_a_step() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["framework.cycle_time=5.0"], "cycle_time is set: Horovod reduces gradients"),
-        (["framework.find_unused_parameters=true"], "it looks for none"),
-        (["framework.dp_style=fsdp", "plan.zero=3"], "it reduces under 'ddp'"),
-        (["plan.zero=1"], "zero is set: it shards nothing"),
+        (["framework.cycle_time=5.0"], "framework.cycle_time is 5.0: Horovod reduces gradients"),
+        (
+            ["framework.find_unused_parameters=true"],
+            "framework.find_unused_parameters is true: it looks for none",
+        ),
+        (["framework.dp_style=fsdp", "plan.zero=3"], "dp_style is 'fsdp': it reduces under 'ddp'"),
+        (["plan.zero=1"], "zero is 1: it shards nothing"),
     ],
 )
 def test_apex_does_not_do_what_others_do(changes: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepare(read(FILE, "test", ["framework.reducer=apex", *changes]))
+
+
+TRANSFORMER = """
+[model]
+preset = "llama-3-8b"
+
+[plan]
+tp = 2
+zero = 0
+global_batch = 8
+
+[framework]
+reducer = "apex"
+
+[cluster]
+preset = "dgx-h100"
+"""
+
+
+@pytest.mark.parametrize(
+    ("plan", "style", "origin"),
+    [
+        (["framework.name=fsdp", "plan.zero=2"], "fsdp", "is what framework.name = 'fsdp' sets"),
+        (["framework.name=megatron-lm"], "megatron", "is what framework.name = 'megatron-lm' sets"),
+        (["framework.name=none"], "megatron", "is the default for this plan"),
+        ([], "megatron", "is the default for this plan"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([], "framework.reducer is 'apex', but framework.dp_style is {style}: it reduces"),
+        (
+            ["framework.reducer=pytorch", "framework.cycle_time=5"],
+            "framework.cycle_time is given, but framework.dp_style is {style}; Horovod reduces",
+        ),
+    ],
+)
+def test_refusals_say_where_the_style_came_from(
+    plan: list[str], style: str, origin: str, changes: list[str], message: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        prepare(read(TRANSFORMER, "test", [*plan, *changes]))
+    assert message.format(style=repr(style)) in str(refused.value)
+    assert str(refused.value).count(f"; framework.dp_style {origin}") == 1

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from functools import wraps
+from typing import Generic, ParamSpec, TypeVar
 
-__all__ = ["LruCache"]
+__all__ = ["LruCache", "kept_by_size"]
 
 Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
 
 
 class LruCache(Generic[Value]):
@@ -67,3 +69,37 @@ class LruCache(Generic[Value]):
         while self._taken > self._capacity and len(self._values) > 1:
             self._taken -= self._size_of(self._values.popitem(last=False)[1])
         return found
+
+
+def kept_by_size(
+    capacity: int, size_of: Callable[[Value], int]
+) -> Callable[[Callable[Arguments, Value]], Callable[Arguments, Value]]:
+    """Capacity, size of a value → decorator of a function, as `functools.lru_cache` is one.
+
+    Parameters
+    ----------
+    capacity, size_of
+        As for `LruCache`.
+
+    Examples
+    --------
+    >>> @kept_by_size(3, len)
+    ... def letters(n):
+    ...     print("made")
+    ...     return "x" * n
+    >>> letters(2), letters(2)
+    made
+    ('xx', 'xx')
+    """
+
+    def decorate(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+        kept: LruCache[Value] = LruCache(capacity, size_of)
+
+        @wraps(function)
+        def remembered(*args: Arguments.args, **keywords: Arguments.kwargs) -> Value:
+            key = (args, tuple(sorted(keywords.items())))
+            return kept.get(key, lambda: function(*args, **keywords))
+
+        return remembered
+
+    return decorate

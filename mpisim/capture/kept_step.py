@@ -19,7 +19,10 @@ __all__ = ["CAPTURED", "kept_step", "recording_of"]
 CAPTURED = "captured"
 """Attribute of a program: how many ranks of how many were captured."""
 
-VERSION = 1
+VERSION = 2
+"""Of the text. Version 1 knows launches by CUDA graphs alone, and none by the reducer."""
+
+READ = (1, VERSION)
 
 GRAPH, REDUCER = 1, 2
 """Bits: what launches an item, if not the script's Python."""
@@ -75,10 +78,10 @@ def recording_of(text: str, source: str) -> Recording:
     """
     try:
         found = json.loads(text)
-        if found["version"] != VERSION:
+        if found["version"] not in READ:
             raise InputError(
                 f"{source}: keeps a captured step of version {found['version']}, and this mpisim "
-                f"reads {VERSION}; capture it again"
+                f"reads {READ[0]} to {READ[-1]}; capture it again"
             )
         return Recording(
             rank=0,

@@ -161,7 +161,13 @@ class Plan:
         """
         style = self.style(transformer=transformer)
         products = self.precision.products if transformer else "fp32"
-        return with_keys(self, {"framework.dp_style": style, "precision.products": products})
+        keys = {"framework.dp_style": style, "precision.products": products}
+        try:
+            return with_keys(self, keys)
+        except InputError as error:
+            if self.framework.dp_style is not None or "framework.dp_style" not in str(error):
+                raise
+            raise InputError(f"{error}; framework.dp_style is the default for this plan") from error
 
     def style(self, *, transformer: bool) -> Style:
         """Return whose rules data parallelism follows, for a transformer or another model."""
@@ -300,15 +306,23 @@ def _check_data_parallel(plan: Plan) -> None:
                 f"framework.cycle_time is given, but zero is {plan.zero}; Horovod shards nothing"
             )
     if framework.reducer != "pytorch":
-        given = {
-            "cycle_time": framework.cycle_time is not None and "Horovod reduces gradients",
-            "find_unused_parameters": framework.find_unused_parameters and "it looks for none",
-            "dp_style": framework.dp_style not in (None, "ddp") and "it reduces under 'ddp'",
+        wrong = {
+            "framework.cycle_time": (framework.cycle_time, "Horovod reduces gradients"),
+            "framework.find_unused_parameters": (
+                framework.find_unused_parameters and "true",
+                "it looks for none",
+            ),
+            "framework.dp_style": (
+                framework.dp_style not in (None, "ddp") and repr(framework.dp_style),
+                "it reduces under 'ddp'",
+            ),
+            "zero": (plan.zero, "it shards nothing"),
         }
-        wrong = next((key for key, why in given.items() if why), None)
-        if wrong is not None or plan.zero:
-            key, why = (wrong, given[wrong]) if wrong else ("zero", "it shards nothing")
-            raise InputError(f"framework.reducer is {framework.reducer!r}, but {key} is set: {why}")
+        for key, (value, why) in wrong.items():
+            if value:
+                raise InputError(
+                    f"framework.reducer is {framework.reducer!r}, but {key} is {value}: {why}"
+                )
     allowed = {"ddp": (0, 1), "megatron": (0, 1), "deepspeed": (0, 1, 2, 3), "fsdp": (2, 3)}
     style = plan.framework.dp_style
     main = plan.precision.main_parameters

@@ -76,6 +76,9 @@ NEWEST: Version = (10**9,)
 PLATFORM = "pytorch"
 """Alias of the profile of plain PyTorch, which other frameworks stand on."""
 
+AMBIGUOUS = frozenset({"lightning"})
+"""Programs whose names stand for other things too in a text, such as Lightning Attention."""
+
 FIRST_YEAR = 20
 """What versions that are dates begin with, at least: ``23.09``, ``2020-10``."""
 
@@ -341,10 +344,11 @@ def named_in(text: str) -> tuple[Profile, str] | None:
     """Text that names a framework → its profile, and the version that the text tells.
 
     Names, titles and aliases count as whole words; where there are none, so do programs, whose
-    versions are no framework's. The first framework in the text is the one that
-    ran; those after it are what it is built on ("NeMo/Megatron-Core"). Of names that begin at one
-    place the longest is meant ("NeMo AutoModel" is not NeMo). PyTorch is what all are built on,
-    wherever it is named ("PyTorch 2.4 (FSDP)"); its version is that of its own parts.
+    versions are no framework's ("Lightning" alone is also the name of other things). The first
+    framework or program in the text is the one that ran; those after it are what it is built on
+    ("NeMo/Megatron-Core"). Of names that begin at one place the longest is meant ("NeMo AutoModel"
+    is not NeMo). PyTorch is what all are built on, wherever it is named ("PyTorch 2.4 (FSDP)");
+    its version is that of its own parts.
 
     Parameters
     ----------
@@ -363,8 +367,12 @@ def named_in(text: str) -> tuple[Profile, str] | None:
         if (match := _naming(name).search(text))
     ]
     if not found:
-        programs = (name for name in _programs() if _naming(name).search(text))
-        return next(((find_profile(name), "") for name in programs), None)
+        programs = [
+            (-match.start(), len(name), name)
+            for name in _programs()
+            if name not in AMBIGUOUS and (match := _naming(name).search(text))
+        ]
+        return (find_profile(max(programs)[2]), "") if programs else None
     *_, name, version = max(found)
     profile = find_profile(name)
     if not version and any(each.startswith(f"{PLATFORM}-") for each in profile.aliases):

@@ -16,9 +16,9 @@ To be read in this order:
     Which operators make a layer, and which layers a stage of a pipeline.
 `growth`, `split`
     Kernels at other sizes, and those of one tensor-parallel rank.
-`tensor_parallel`, `expert_parallel`, `context_parallel`, `threads`
+`tensor_parallel`, `expert_parallel`, `context_parallel`, `scans`, `threads`
     Which layers are split and how; experts and what they exchange; attention over a shared context;
-    threads of one process.
+    scans over states; threads of one process.
 `gpu_traces`
     Traces of one step on several GPUs → which of them each GPU's ranks do as.
 `optimizer_share`

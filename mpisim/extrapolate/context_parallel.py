@@ -5,7 +5,7 @@ tokens that it has; attention needs the keys and values of all, which go round a
 or are exchanged for heads, as the workload generator has it
 (:mod:`mpisim.workloads.transformer.context_parallel`). A part of it takes the measured time of the
 whole, times the ratio of the kernel model for both shapes, kernel by kernel. For a scan over states
-ranks exchange tokens for heads, and back behind it.
+(`.scans`) ranks exchange tokens for heads, and back behind it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..workloads.transformer.shapes import (
 )
 from .step import TracedKernel, TracedStep
 
-__all__ = ["check_context", "scans_of", "with_context", "with_exchange"]
+__all__ = ["check_context", "with_context", "with_exchange"]
 
 
 def check_context(step: TracedStep, plan: Plan, sequence: int | None) -> None:
@@ -86,32 +86,6 @@ def check_context(step: TracedStep, plan: Plan, sequence: int | None) -> None:
                 f"cp is {cp}, and attention of {source} has a window of {each.window:,} tokens, "
                 "which needs framework.cp_style=all-gather or all-to-all"
             )
-
-
-def scans_of(step: TracedStep) -> frozenset[int]:
-    """Step → numbers of operators behind which ranks of a context exchange tokens for heads.
-
-    Scans over states (Mamba-2, the gated delta rule) are products of chunks, in batches, between
-    two matrices: what the first makes goes to the rank of each head, what the last of them makes
-    back to the rank of each token. Batches of experts have weights; attention in batches, whose
-    products have all tokens of a sequence, is refused (`check_context`).
-
-    Parameters
-    ----------
-    step : TracedStep
-    """
-    found: set[int] = set()
-    matrix = last = -1
-    for number, each in enumerate(step.operators):
-        products = [kernel for kernel in each.products() if isinstance(kernel, Gemm)]
-        weighs = any(len(one.shape) > 2 for one in each.parameters)
-        if any(kernel.batch > 1 for kernel in products) and not weighs:
-            last = number
-        elif products:
-            if matrix >= 0 and last >= 0:
-                found |= {matrix, last}
-            matrix, last = number, -1
-    return frozenset(found)
 
 
 def with_exchange(

@@ -59,6 +59,7 @@ from .gpu_traces import steps_by_gpu
 from .layers import balanced
 from .li_scaling import FILE, Lines, LiScaling, lines_of
 from .network import growth_of, traced_network
+from .scans import context_not_modelled
 from .split import Split
 from .step import TracedOperator, TracedStep
 from .target import Target
@@ -165,6 +166,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         assumptions,
         priced=step.priced,
         splits_used=plan.tp > 1,
+        context=context_not_modelled(step, plan),
         unchanged=unchanged,
         alone=world == 1,
         pipeline=pipeline,
@@ -410,6 +412,7 @@ def _counted(
     *,
     priced: bool,
     splits_used: bool,
+    context: list[str],
     unchanged: bool,
     alone: bool,
     elsewhere: bool,
@@ -470,6 +473,7 @@ def _counted(
             "assumptions": list(assumptions),
             "not_modelled": [
                 *missing,
+                *context,
                 *input_not_modelled(workload.layout.experiment.data),
             ],
             "left_out": 0.0 if alone else several_gpus().error,

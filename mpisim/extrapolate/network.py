@@ -18,10 +18,11 @@ from ..operators import TensorSpec
 from ..operators.tensors import element_bytes
 from ..workloads.grid import Grid
 from ..workloads.operators import Await, Compute, Layer, Network, Operator, Parameter, Task
-from .context_parallel import scans_of, with_context, with_exchange
+from .context_parallel import with_context, with_exchange
 from .expert_parallel import ExpertShare, experts_of
 from .growth import Growth, grown, product_role
 from .optimizer_share import OptimizerShare, recorded, with_full_gradients
+from .scans import scans_of
 from .split import NOT_SPLIT, Split, split_kernel, split_tasks
 from .step import (
     TracedKernel,

@@ -18,7 +18,7 @@ import msgspec
 from ..base.errors import InputError, TraceError
 from ..base.quantity import PS_PER_US
 from ..memory.allocations import Recorded
-from ..traces.raw import open_text
+from ..traces.raw import Int64, open_text
 from .torch_snapshot import BEFORE, Columns
 
 __all__ = ["read_kineto_memory"]
@@ -58,8 +58,8 @@ class _Event(msgspec.Struct):
     ph: str = ""
     name: str = ""
     cat: str = ""
-    ts: float | int | str | None = None
-    dur: float | int | None = None
+    ts: float | Int64 | str | None = None
+    dur: float | Int64 | None = None
     pid: int | str = 0
     tid: int | str = 0
     args: msgspec.Raw = msgspec.Raw(b"")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.presets import normalized_name
 from ..base.quantity import PICOSECONDS
 from ..base.text import percentage
 from ..engine.run import Run
@@ -290,14 +291,17 @@ def _profile_lines(experiment: Experiment) -> list[str]:
     called = profile.title
     if version is not None:
         called += f" {version}"
-    lines = [f"framework: {called}; the profile covers {profile.versions}"]
+    name = experiment.framework.name or ""
+    run = f"framework: {called}"
+    if normalized_name(name) in profile.programs:
+        whose = "" if version is None else f" (the framework's version, not that of {name})"
+        run = f"framework: {name} trains with {called}{whose}"
+    lines = [f"{run}; the profile covers {profile.versions}"]
     if version is None:
         lines[0] += "; no version is given, so the newest is taken"
     elif known := profile.stands_for(version):
         side = "ends at" if profile.is_newer(version) else "begins with"
-        lines[0] = (
-            f"framework: {called} {OUTSIDE}: the profile {side} {known}, whose behaviour is assumed"
-        )
+        lines[0] = f"{run} {OUTSIDE}: the profile {side} {known}, whose behaviour is assumed"
     lines += _not_of_profile(experiment, profile)
     for key, each in experiment.set_by_profile.items():
         if key.startswith("data.") and not loads_images(experiment):

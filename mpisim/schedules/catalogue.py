@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
-from ..base.lru_cache import LruCache
+from ..base.lru_cache import kept_by_size
 from ..program import Phase
 from .actions import Action, Order, Pipeline, PipelineSize, Place
 from .mirrored import check_chimera, check_dualpipe, chimera, dualpipe
@@ -417,9 +417,15 @@ def pipeline(
     [('FORWARD', 0), ('BACKWARD', 0), ('FORWARD', 1), ('BACKWARD', 1)]
     """
     size = check_schedule(name, stages, micro_batches, chunks, group=group, paired=paired)
-    return _pipelines.get((name, size), lambda: _laid_out(name, size))
+    return _laid_out(name, size)
 
 
+def _actions(found: Pipeline) -> int:
+    """Return the number of actions of all stages."""
+    return sum(map(len, found.actions))
+
+
+@kept_by_size(MOST_ACTIONS, _actions)
 def _laid_out(name: str, size: PipelineSize) -> Pipeline:
     schedule = SCHEDULES[name]
     return Pipeline(
@@ -430,6 +436,3 @@ def _laid_out(name: str, size: PipelineSize) -> Pipeline:
         schedule.order(size),
         parts=size.stages * size.chunks,
     )
-
-
-_pipelines: LruCache[Pipeline] = LruCache(MOST_ACTIONS, lambda found: sum(map(len, found.actions)))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..base.errors import TraceError
 from ..base.frozen import frozen
 from ..base.quantity import PS_PER_US
-from .raw import open_text
+from .raw import Int64, open_text
 
 __all__ = [
     "Arguments",
@@ -60,7 +60,6 @@ _DEVICE = {
 }
 
 
-_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Size = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 
 
@@ -92,7 +91,7 @@ class Arguments(
 ):
     """The arguments of an event that are used here; names as Kineto writes them."""
 
-    correlation: _Whole | None = None
+    correlation: Int64 | None = None
     device: int | str | None = None
     stream: int | str | None = None
     external_id: int | str | None = None
@@ -126,8 +125,8 @@ class _Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str = ""
     name: str = ""
-    ts: float | int | str | None = None
-    dur: float | int | None = None
+    ts: float | Int64 | str | None = None
+    dur: float | Int64 | None = None
     pid: int | str = 0
     tid: int | str = 0
     args: Arguments | None = None

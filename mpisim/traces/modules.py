@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..base.errors import TraceError
 from ..base.quantity import PS_PER_US
 from .kineto import KinetoTrace
-from .raw import open_text
+from .raw import Int64, open_text
 
 __all__ = ["module_paths"]
 
@@ -30,8 +30,8 @@ class _Call(msgspec.Struct):
     ph: str = ""
     cat: str = ""
     name: str = ""
-    ts: float | int | str | None = None
-    dur: float | int | None = None
+    ts: float | Int64 | str | None = None
+    dur: float | Int64 | None = None
 
 
 class _Calls(msgspec.Struct, rename="camel"):

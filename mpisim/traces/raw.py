@@ -5,10 +5,16 @@ from __future__ import annotations
 import codecs
 import zlib
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from ..base.errors import TraceError
 
-__all__ = ["open_text", "read_head"]
+__all__ = ["Int64", "open_text", "read_head"]
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A number in a file: others, which JSON may have of any length, are refused as it is decoded."""
 
 _HEAD_BYTES = 1 << 20
 """Bytes of a file, and of what they unpack to, that count as its head."""
