@@ -70,3 +70,12 @@ def test_sums_of_first_dimensions_are_of_columns(
     (kernel,) = kernels_of(call).kernels
     assert isinstance(kernel, Elementwise)
     assert (kernel.summed, kernel.sums) == (rows, rows and 100)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sums_are_written_in_their_own_format(dtype: str) -> None:
+    columns = 1 << 20
+    source, to = TensorSpec("bfloat16", (2, columns)), TensorSpec(dtype, (columns,))
+    (kernel,) = kernels_of(OperatorCall("aten::sum", (source, (0,)), (to,))).kernels
+    size = {"bfloat16": 2, "float32": 4}[dtype]
+    assert kernel == Elementwise((2 * 2 + size) * columns, summed=2, sums=columns)
