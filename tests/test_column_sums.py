@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
-from mpisim.kernels.analytical.column_sums import blocks_of_a_column, column_sum_columns
+from mpisim.kernels.analytical.column_sums import blocks_of_sums, column_sum_columns
 from mpisim.kernels.gpu_parameters import gpu_parameters
 from mpisim.kernels.operations import Elementwise
 from mpisim.operators import OperatorCall, TensorSpec, kernels_of
@@ -33,12 +34,43 @@ LAUNCHES = [
 def test_blocks_are_those_recorded(
     gpu: str, rows: int, sums: int, blocks: int, threads: tuple[int, int]
 ) -> None:
-    columns = column_sum_columns(summed(rows, sums))
-    across, down = threads
-    assert columns["sum_threads"] == across * down
-    assert columns["sum_lines"] == down
-    found = columns["sum_blocks"] * blocks_of_a_column(columns, gpu_parameters(gpu))
-    assert found == blocks
+    found = blocks_of_sums(column_sum_columns(summed(rows, sums)), gpu_parameters(gpu))
+    assert (found.width, found.height) == threads
+    assert found.lines == found.height
+    assert found.beside * found.parts == blocks
+
+
+# Of 65,536 rows and 256 columns a block takes 128 columns in 4 lines, 128 threads; on AMD's GPUs,
+# whose wavefronts have 64, all 256 in 2. As many blocks share the rows as a GPU holds.
+@pytest.mark.parametrize(
+    ("gpu", "held", "beside", "height"),
+    [
+        ("t4", 40 * 1024 // 128, 2, 4),
+        ("a40", 84 * 1536 // 128, 2, 4),
+        ("rtx-4090", 128 * 1536 // 128, 2, 4),
+        ("rtx-5090", 170 * 1536 // 128, 2, 4),
+        ("p100-pcie", 56 * 2048 // 128, 2, 4),
+        ("h100-sxm", 132 * 2048 // 128, 2, 4),
+        ("mi100", 120 * 2560 // 128, 1, 2),
+        ("mi300x", 304 * 2048 // 128, 1, 2),
+    ],
+)
+def test_blocks_fill_the_threads_that_a_gpu_holds(
+    gpu: str, held: int, beside: int, height: int
+) -> None:
+    found = blocks_of_sums(column_sum_columns(summed(1 << 16, 256)), gpu_parameters(gpu))
+    assert (found.beside, found.height, found.room) == (beside, height, held)
+    assert found.parts == min(-(-held // beside), (1 << 16) // (16 * height))
+
+
+def test_several_kernels_at_once_have_the_blocks_of_each() -> None:
+    gpu = gpu_parameters("h100-sxm")
+    sizes = [(rows, sums) for rows in (1, 7, 1000, 98304) for sums in (1, 2, 15, 100, 4096)]
+    rows, sums = (np.array(each) for each in zip(*sizes, strict=True))
+    together = blocks_of_sums({"summed": rows, "sums": sums}, gpu)
+    for i, (one, columns) in enumerate(sizes):
+        alone = blocks_of_sums(column_sum_columns(summed(one, columns)), gpu)
+        assert alone == tuple(each[i] for each in together)
 
 
 def test_threads_wait_for_one_load_after_another() -> None:
