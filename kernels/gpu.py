@@ -42,6 +42,10 @@ class Gpu:
         Of its memory, read and write together.
     pcie : Quantity
         Bandwidth to the host's memory, one direction (PCIe, or NVLink-C2C on Grace).
+    sm_threads : Quantity
+        Threads that a multiprocessor or compute unit holds at once.
+    warp_size : Quantity
+        Threads of a warp, or of AMD's wavefront.
     gemm_fraction : Quantity
         Share of the peak that large matrix products in tf32, fp16 and bf16 reach.
     fp32_fraction, fp8_fraction : Quantity
@@ -127,6 +131,8 @@ class Gpu:
     memory: Quantity
     bandwidth: Quantity
     pcie: Quantity
+    sm_threads: Quantity
+    warp_size: Quantity
 
     gemm_fraction: Quantity
     fp32_fraction: Quantity

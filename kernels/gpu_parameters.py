@@ -75,6 +75,10 @@ class GpuParameters:
         architecture's per multiprocessor and clock.
     shared_memory : float
         Bytes a multiprocessor.
+    sm_threads : int
+        Threads that a multiprocessor holds.
+    warp_size : int
+        Threads of a warp.
     exponentials : float
         A clock and multiprocessor.
     sustained : float
@@ -112,6 +116,8 @@ class GpuParameters:
     l2: float
     l2_bandwidth: float
     shared_memory: float
+    sm_threads: int
+    warp_size: int
     exponentials: float = EXPONENTIALS_PER_CLOCK
     sustained: float = 1.0
     sustained_products: float | None = None
@@ -211,6 +217,8 @@ class GpuParameters:
             l2=l2.si,
             l2_bandwidth=gpu.l2_bandwidth.si if gpu.l2_bandwidth else l2_rate,
             shared_memory=architecture["shared_memory"],
+            sm_threads=round(gpu.sm_threads.si),
+            warp_size=round(gpu.warp_size.si),
             exponentials=gpu.exponentials.si if gpu.exponentials else EXPONENTIALS_PER_CLOCK,
             sustained=min(1.0, sustained),
             steady=min(1.0, steady),

@@ -237,6 +237,17 @@ def test_a_gpu_that_is_not_here_is_not_mistaken_for_another() -> None:
         find_gpu("NVIDIA A100X")
 
 
+@pytest.mark.parametrize("name", gpu_names())
+def test_multiprocessors_hold_the_threads_of_their_compute_capability(name: str) -> None:
+    """CUDA programming guide; of Ampere's GA10x has 128 lanes a multiprocessor, GA100 64."""
+    gpu = gpu_parameters(name)
+    held = {"turing": 1024, "ada": 1536, "blackwell-rtx": 1536, "cdna1": 2560}
+    _, many_lanes = gpu.design
+    small_ampere = gpu.family == "ampere" and many_lanes
+    assert gpu.sm_threads == (1536 if small_ampere else held.get(gpu.family, 2048))
+    assert gpu.warp_size == (64 if gpu.family.startswith("cdna") else 32)
+
+
 def test_boards_at_half_rate_are_those_of_nvidias_tables() -> None:
     """Ampere GA102, Ada and RTX Blackwell whitepapers: accumulating in fp32, GeForce has half."""
     slow = {each for each in gpu_names() if gpu_parameters(each).half_rate}

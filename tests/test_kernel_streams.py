@@ -41,6 +41,8 @@ MACHINE = GpuParameters(
     l2=40e6,
     l2_bandwidth=5e12,
     shared_memory=160e3,
+    sm_threads=2048,
+    warp_size=32,
 )
 
 STREAM = {"share": 0.8, "l2_share": 0.5, "capacity": 1.0, "floor": 2e-6, "host_share": 0.5}
@@ -227,15 +229,12 @@ def test_the_way_back_reads_again_for_the_weights():
     assert (found["read"], found["swept"], found["write"]) == (8, 8, 4)
 
 
-def test_turing_and_the_small_amperes_hold_fewer_threads():
+@pytest.mark.parametrize(("held", "threads"), [(1024, 1024), (1536, 1536), (2560, 2048)])
+def test_gpus_that_hold_fewer_threads_have_fewer_rows_in_flight(held: int, threads: int) -> None:
     columns = stack_columns([Softmax(65536, 4096, dtype="fp32")])
     _, whole = reductions._terms(columns, MACHINE, ROWS)
-    for machine, threads in (
-        (replace(MACHINE, family="turing"), 1024),
-        (replace(MACHINE, peaks={"fp32": 25.6e12}), 1536),
-    ):
-        _, latency = reductions._terms(columns, machine, ROWS)
-        assert latency[0] == pytest.approx(whole[0] * 2048 / threads, rel=1e-9)
+    _, latency = reductions._terms(columns, replace(MACHINE, sm_threads=held), ROWS)
+    assert latency[0] == pytest.approx(whole[0] * 2048 / threads, rel=1e-9)
 
 
 # --- lookups --------------------------------------------------------------------------------------

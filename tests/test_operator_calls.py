@@ -369,6 +369,18 @@ def test_sums_are_of_columns_where_a_kernel_says_so(tmp_path: Path) -> None:
     assert other == (Elementwise(4 * (64 * 32 + 1)),)
 
 
+@pytest.mark.parametrize(("dims", "rows"), [("[0]", 8), ("[0,1]", 8 * 64)])
+def test_recorded_dimensions_say_which_columns(tmp_path: Path, dims: str, rows: int) -> None:
+    found, shape = Recording(), [8, 64, 32]
+    concrete = {"Concrete Inputs": ["", dims, "False"]}
+    found.operator("aten::sum", 10, 30, [shape, [], []], ["float", "", ""], **concrete)
+    found.kernel("void reduce_kernel<128, 4, Op>", 15, 40, 50)
+    (call,) = launched_calls(read_kineto(found.write(tmp_path / "rank0.json")))
+    sums = 8 * 64 * 32 // rows
+    expected = Elementwise(4 * (8 * 64 * 32 + sums), summed=rows, sums=sums)
+    assert call.launched.kernels == (expected,)
+
+
 def test_kernels_beside_others_are_told_apart(tmp_path: Path) -> None:
     found = Recording()
     for at in (10, 100, 200):

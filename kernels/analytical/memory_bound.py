@@ -109,8 +109,8 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
 
 def _waiting(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
     """Return the seconds that sums of columns wait; tables of measured kernels have none."""
-    if "thread_rows" not in columns:
-        return 0.0 * hidden
+    if "summed" not in columns:
+        return filled_like(hidden, 0.0)
     return column_sums_beyond(columns, gpu, hidden)
 
 

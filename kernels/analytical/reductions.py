@@ -73,17 +73,9 @@ WARP_THREADS = 32
 SECTOR_BYTES = 32
 """Bytes that memory and caches move at once."""
 
-SM_THREADS = {"turing": 1024, "ada": 1536, "blackwell-rtx": 1536}
-"""Threads that a multiprocessor holds, where not 2,048 (CUDA programming guide, compute
-capabilities)."""
-
-SM_THREADS_DEFAULT = 2048
-SM_THREADS_GA10X = 1536
-"""The same where `SM_THREADS` has no entry, and on small Ampere GPUs."""
-
-MIN_FLOPS_GA10X = 200
-"""FLOP of fp32 a clock and multiprocessor above which an Ampere GPU is one of the small ones
-(GA10x: 256), which hold fewer threads than the A100 (128)."""
+MAX_SM_THREADS = 2048
+"""Threads whose registers a multiprocessor has, of 65,536 at 32 each: fewer than an MI100 would
+hold of kernels that need at most 24."""
 
 MAX_BLOCKS_PER_SM = 32
 """Thread blocks that a multiprocessor of V100, A100 and H100 holds (CUDA programming guide); that
@@ -98,7 +90,8 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
     elements = rows * width
     total = rows * read
 
-    in_flight = gpu.sms * minimum(_sm_threads(gpu) / columns["block"], MAX_BLOCKS_PER_SM)
+    threads = min(gpu.sm_threads, MAX_SM_THREADS)
+    in_flight = gpu.sms * minimum(threads / columns["block"], MAX_BLOCKS_PER_SM)
     kept = minimum(rows, in_flight) * read
     repeated = (passes - 1) * total * _miss(kept, gpu, constants)
     swept = elements * columns["swept"] * _miss(total, gpu, constants)
@@ -117,16 +110,6 @@ def _miss(size: Any, gpu: GpuParameters, constants: Constants) -> Any:
     square = x * x
     ratio = square * square
     return ratio / (1 + ratio)
-
-
-def _sm_threads(gpu: GpuParameters) -> int:
-    """Return the number of threads that a multiprocessor holds."""
-    if (
-        gpu.family == "ampere"
-        and gpu.chip_peaks.get("fp32", 0.0) > MIN_FLOPS_GA10X * gpu.sms * gpu.clock
-    ):
-        return SM_THREADS_GA10X
-    return SM_THREADS.get(gpu.family, SM_THREADS_DEFAULT)
 
 
 # --- softmax --------------------------------------------------------------------------------------

@@ -36,6 +36,9 @@ __all__ = ["Growth", "ProductRole", "grown", "product_role", "share_of", "times"
 ProductRole = Literal["m", "n", "k", "batch"]
 """Which size of a matrix product counts tokens."""
 
+Across = Literal["rows", "columns"]
+"""What a kernel that adds up the rows of a matrix has more or fewer of."""
+
 
 @frozen
 class Growth:
@@ -179,11 +182,15 @@ def grown(
             outputs = None if kernel.outputs is None else times(kernel.outputs, both)
             return replace(kernel, lookups=times(kernel.lookups, both), outputs=outputs)
         case EmbeddingTables():
+            # The miss-ratio curve is of the accesses' skew, which stays: of as many times the rows
+            # each cache misses as many times the bytes, and never fewer than the distinct rows'.
             return replace(
                 kernel,
                 lookups=times(kernel.lookups, both),
+                row_bytes=times(kernel.row_bytes, both),
                 output_bytes=times(kernel.output_bytes, both),
                 distinct_bytes=times(kernel.distinct_bytes, both),
+                missed=tuple(times(each, both) for each in kernel.missed),
             )
         case Elementwise() | Copy() | Counted():
             return _streamed(kernel, both)
@@ -246,10 +253,14 @@ def _in_chunks(kernel: Gemm, growth: Growth) -> bool:
     return any(kernel.batch % (samples * each) == 0 for each in chunks)
 
 
-def _streamed(kernel: Elementwise | Copy | Counted, factor: float) -> Kernel:
+def _streamed(
+    kernel: Elementwise | Copy | Counted, factor: float, across: Across = "rows"
+) -> Kernel:
     """Return a kernel that goes through so many times the elements."""
     size = times(kernel.bytes, factor)
     match kernel:
+        case Elementwise(summed=int(), sums=int()):
+            return _summed(kernel, factor, across)
         case Elementwise():
             indexed, instructions = (
                 None if each is None else times(each, factor)
@@ -261,25 +272,41 @@ def _streamed(kernel: Elementwise | Copy | Counted, factor: float) -> Kernel:
     return replace(kernel, bytes=size)
 
 
-def share_of(kernel: Kernel, share: float) -> Kernel:
-    """Kernel of the optimizer → the same kernel on a share of the parameters.
+def _summed(kernel: Elementwise, factor: float, across: Across) -> Elementwise:
+    """Return the sums of a matrix's columns of so many times the rows, or as many more columns."""
+    assert kernel.summed is not None
+    assert kernel.sums is not None
+    if across == "columns":
+        size = times(kernel.bytes, factor)
+        return replace(kernel, bytes=size, sums=times(kernel.sums, factor))
+    rows = times(kernel.summed, factor)
+    # What is written, a row, stays.
+    size = times(kernel.bytes, (rows + 1) / (kernel.summed + 1))
+    return replace(kernel, bytes=size, summed=rows)
+
+
+def share_of(kernel: Kernel, share: float, across: Across = "rows") -> Kernel:
+    """Kernel → the same kernel on a share of what it goes through, as of the parameters.
 
     Parameters
     ----------
     kernel : Kernel
     share : float
-        Of the parameters, 0 to 1.
+        Of its elements; above 1 where it goes through more.
+    across : {"rows", "columns"}
+        Of kernels that add up the rows of a matrix: what of it is shared out. Shards of a weight
+        are rows of it, as a rank's tokens are; ranks of tensor parallelism have columns.
 
     Returns
     -------
     Kernel
-        Unchanged where its work does not grow with the parameters.
+        Unchanged where its work does not grow with its elements.
     """
     match kernel:
         case OptimizerStep():
             return replace(kernel, parameters=times(kernel.parameters, share))
         case Elementwise() | Copy() | Counted():
-            return _streamed(kernel, share)
+            return _streamed(kernel, share, across)
         case Norm() | Softmax():
             return replace(kernel, rows=times(kernel.rows, share))
     return kernel

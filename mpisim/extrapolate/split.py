@@ -239,7 +239,7 @@ def _share(kernel: Kernel, tp: int) -> Kernel:
         case Softmax() | Norm():
             return replace(kernel, rows=times(kernel.rows, 1 / tp))
         case Elementwise() | Copy():
-            return share_of(kernel, 1 / tp)
+            return share_of(kernel, 1 / tp, "columns")
     return kernel
 
 

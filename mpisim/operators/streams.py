@@ -279,14 +279,27 @@ def reduction(call: OperatorCall) -> Kernels | None:
     if not source.elements:
         return ()
     rows = _summed_rows(call, source)
-    return column_sums(source, rows) if rows else stream(touched(source) + written)
+    return column_sums(source, rows, to) if rows else stream(touched(source) + written)
 
 
-def column_sums(source: TensorSpec, rows: int) -> Kernels:
-    """Matrix, its rows → the kernel that adds them up, column by column."""
+def column_sums(source: TensorSpec, rows: int, to: TensorSpec | None) -> Kernels:
+    """Matrix, its rows, sums if recorded → the kernel that adds rows up, column by column.
+
+    Parameters
+    ----------
+    source : TensorSpec
+    rows : int
+    to : TensorSpec or None
+        The sums, which may have another format: of those not recorded the matrix's.
+
+    Returns
+    -------
+    tuple of Kernel
+        One.
+    """
     sums = source.elements // rows
-    moved = touched(source) + element_bytes(source.dtype) * sums
-    return (Elementwise(bytes=moved, summed=rows, sums=sums),)
+    written = element_bytes(source.dtype if to is None else to.dtype) * sums
+    return (Elementwise(bytes=touched(source) + written, summed=rows, sums=sums),)
 
 
 def _summed_rows(call: OperatorCall, source: TensorSpec) -> int:

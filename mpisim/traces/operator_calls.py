@@ -21,7 +21,7 @@ from ..kernels.operations import Gemm
 from ..operators import Argument, Launched, OperatorCall, TensorSpec, kernels_of
 from ..operators.streams import column_sums
 from ..operators.table import is_collective
-from ..operators.tensors import all_tensors, torch_dtype
+from ..operators.tensors import all_tensors, numbers, result, torch_dtype
 from .gradients import EVALUATE, Partners, is_backward
 from .host import is_communication_kernel
 from .kineto import KERNEL, Arguments, KinetoTrace, Spans
@@ -129,14 +129,19 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
 
 
 def _of_columns(call: OperatorCall, launched: Launched, names: list[str]) -> Launched:
-    """Sums are of columns where the name of a kernel says so: dimensions are seldom recorded."""
+    """Sums are of columns where the name of a kernel says so, and nothing says which dimensions.
+
+    Dimensions are seldom recorded. Where they are, the table knows better: of more than two
+    dimensions some may be left besides the last.
+    """
     source = next(all_tensors(call.inputs), None)
-    if call.name != "aten::sum" or source is None or len(source.shape) < 2:
+    if call.name != "aten::sum" or source is None or len(source.shape) < 2 or numbers(call, 1):
         return launched
-    rows = source.elements // max(1, source.shape[-1])
+    to = result(call)
+    rows = source.elements // max(1, source.shape[-1] if to is None else to.elements)
     if rows < 2 or rows == source.elements or not any(_OF_COLUMNS.search(each) for each in names):
         return launched
-    return Launched(column_sums(source, rows), launched.known)
+    return Launched(column_sums(source, rows, to), launched.known)
 
 
 def _in_recorded_format(launched: Launched, names: list[str]) -> Launched:
@@ -217,8 +222,8 @@ class _Reader:
         # Layers and micro-batches repeat their operators. By name and recorded texts: of values
         # 1, 1.0 and True are equal.
         self._by_text: dict[tuple[str, _Text, _Text], tuple[OperatorCall, Launched]] = {}
-        numbers = [-1 if a is None or a.sequence is None else a.sequence for a in operators.args]
-        self._partners = Partners(operators.name, numbers)
+        order = [-1 if a is None or a.sequence is None else a.sequence for a in operators.args]
+        self._partners = Partners(operators.name, order)
 
     def is_known(self, operator: int) -> bool:
         """Whether the table has kernels for an operator."""
