@@ -15,6 +15,7 @@ from ..analytical.formula import Formula
 from ..analytical.lookup import RELATED_ARCHITECTURES
 from ..gpu_parameters import gpu_parameters
 from ..measured import MeasuredKernels
+from ..measured.reading import NOT_SIZES
 from ..operations import Kernel
 from .least_squares import FormulaFit, fit, log_errors
 
@@ -111,7 +112,7 @@ def _shape_cell(kernel: Kernel) -> tuple[object, ...]:
 
     All kernels that are validated together are of one variant.
     """
-    values = (getattr(kernel, each.name) for each in fields(kernel) if each.name != "variant")
+    values = (getattr(kernel, each.name) for each in fields(kernel) if each.name not in NOT_SIZES)
     return tuple(v.bit_length() if type(v) is int else v for v in values)
 
 

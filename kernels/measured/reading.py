@@ -22,7 +22,7 @@ from ..operations import Kernel
 from .formats import FORMATS, TableFormat
 from .rows import TEST, TRAIN, MeasuredKernel, MeasuredKernels
 
-__all__ = ["gpu_name", "read", "read_all", "select"]
+__all__ = ["NOT_SIZES", "gpu_name", "read", "read_all", "select"]
 
 GPU_ALIASES = {
     "A100-80GB": "a100-sxm",
@@ -41,8 +41,9 @@ GPU_ALIASES = {
 """Names in these files beside those of ``data/gpus.toml``. PyTorch sees one die of an MI250, which
 has the units, the clock and the bandwidth of an MI210."""
 
-NOT_SIZES = ("variant", "instructions")
-"""Fields of kernels that no measured row tells apart: the side of a row must not depend on them."""
+NOT_SIZES = ("variant", "instructions", "summed", "sums")
+"""Fields of kernels that no measured row tells apart: neither the side of a row nor its fold may
+depend on them."""
 
 
 def gpu_name(text: str) -> str:
