@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
+from mpisim.kernels.analytical.embedding import CACHED_SHARE
 from mpisim.kernels.operations import CACHE_BYTES, EmbeddingTables
 from mpisim.workloads.dlrm import Reuse, reuse_factors, zipf_lookups
 from mpisim.workloads.dlrm.reuse import BINS, fitted_skew, missed_of_cache
@@ -143,7 +144,14 @@ def test_the_time_of_a_lookup_is_what_its_cache_misses() -> None:
     # Of caches of 1 to 128 MiB those count that are next to the GPU's share of its L2.
     cache = constants["capacity"] * model.parameters.l2
     low = max(i for i, size in enumerate(CACHE_BYTES) if size <= cache)
-    other = tuple(10**8 if i in (low, low + 1) else 10**9 for i in range(8))
-    assert seconds(other) == pytest.approx(
-        constants["floor"] + (10**8 + 9 * 10**6) / rate, rel=1e-6
+
+    def around(size: int) -> tuple[int, ...]:
+        return tuple(size if i in (low, low + 1) else 10**9 for i in range(8))
+
+    missed = 4 * 10**8
+    assert seconds(around(missed)) == pytest.approx(
+        constants["floor"] + (missed + 9 * 10**6) / rate, rel=1e-6
     )
+    # Rows that hit come from the L2 cache, whose rate binds where few are missed.
+    cached = (512 * 10**6 + 10**6) / (model.parameters.l2_bandwidth * CACHED_SHARE)
+    assert seconds(around(10**8)) == pytest.approx(constants["floor"] + cached, rel=1e-6)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import programs
 
+from mpisim.base.array_keys import size_of
 from mpisim.engine import simulate
 from mpisim.engine._core import Ledger, fingerprint
-from mpisim.engine.rows import _MAX_CACHED, Solution
+from mpisim.engine.rows import Solution
 from mpisim.program import Jitter, Kind, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 
@@ -63,19 +65,23 @@ def test_fingerprint_depends_on_the_order_of_communications() -> None:
     assert fingerprint(a.copy(), b.copy()) in seen
 
 
-def test_rows_are_kept_for_few_ranks() -> None:
+def test_rows_are_kept_for_few_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = 4
     builder = ProgramBuilder()
     rows = builder.table()
     rows.kernel("a", 0, 7)
     number = builder.add_table(rows.build())
-    for _ in range(2 * _MAX_CACHED):
+    for _ in range(2 * kept):
         builder.add_rank(number)
-    found = solution(builder.build())
+    program = builder.build()
+    of_a_rank = size_of(solution(program).rows(0))
+    monkeypatch.setattr("mpisim.engine.rows._MAX_CACHED_BYTES", kept * of_a_rank)
+    found = solution(program)
     first = found.rows(0)
     assert found.rows(0) is first
-    for local in range(2 * _MAX_CACHED):
+    for local in range(2 * kept):
         found.rows(local)
-    assert len(found._cached) == _MAX_CACHED
+    assert len(found._cached) == kept
     assert found.rows(0) is not first
 
 

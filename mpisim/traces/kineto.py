@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -386,7 +387,9 @@ def _first_time(path: Path, parsed: _File, kept: list[_Event]) -> float:
     begins: list[Any] = [each.ts for each in kept]
     lengths: list[Any] = [each.dur for each in kept]
     numbers = {*map(type, begins), *map(type, lengths)} <= set(_NUMBERS)
-    if not (numbers and min(lengths) >= 0 and max(lengths) <= _MOST_US):
+    # The sum is no number if a NaN, whose comparisons all fail, is among them.
+    whole = numbers and not math.isnan(sum(begins) + sum(lengths))
+    if not (whole and min(lengths) >= 0 and max(lengths) <= _MOST_US):
         for event in kept:
             _check_time(path, parsed, event)
     first, last = min(begins), max(begins)
