@@ -11,7 +11,8 @@ import pytest
 from mpisim.base.errors import InputError
 from mpisim.experiment import Transformer
 from mpisim.experiment.load import model_of
-from mpisim.experiment.profiles import Filler, filled, profiles
+from mpisim.experiment.profile_filling import Filler, filled
+from mpisim.experiment.profiles import profiles
 from mpisim.search import read_search
 from mpisim.search.explore import Candidates
 

@@ -130,7 +130,7 @@ def blocks_of_sums(columns: Columns, gpu: GpuParameters) -> Blocks:
 
 
 def _power_of_two(size: Any) -> Any:
-    """Return the largest power of two that is not above a size of 1 or more."""
+    """Size of 1 or more → the largest power of two that is not above it."""
     if isinstance(size, np.ndarray):
         return np.ldexp(1.0, np.frexp(size)[1] - 1)
     return math.ldexp(1.0, math.frexp(size)[1] - 1)

@@ -259,7 +259,7 @@ def known_chip_error(formula: str, gpu: GpuParameters) -> float:
 
 
 def brief_products_error(formula: str, gpu: GpuParameters) -> float:
-    """Return the relative standard error of products whose constants are of a board at its limit.
+    """Formula, GPU → relative standard error, where its constants are of a power-limited board.
 
     As in `known_chip_error` the clock may be any between two: that which a board's power sustains,
     at which the kernels of the table ran, and that of products that run briefly.

@@ -108,7 +108,7 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
 
 
 def _waiting(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
-    """Return the seconds that sums of columns wait; tables of measured kernels have none."""
+    """Columns, GPU → seconds that column sums wait for loads; 0 where nothing is summed."""
     if "summed" not in columns:
         return filled_like(hidden, 0.0)
     return column_sums_beyond(columns, gpu, hidden)

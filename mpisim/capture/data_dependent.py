@@ -143,7 +143,7 @@ class DataDependent:
         self.recorder.evenly(f"{values.numel()} values of type {str(values.dtype)[6:]}", taken)
 
     def _equal(self, one: Any, other: Any) -> bool:
-        """Compare two tensors, as far as their values are known."""
+        """Two tensors → whether they are equal (`torch.equal`); if unknown, what is likely."""
         what, sides = "whether two tensors are equal", (one, other)
         values = [self.values.of(each) for each in sides]
         if any(each is None for each in values):
@@ -182,7 +182,7 @@ class DataDependent:
         return int(self.recorder.unknown(what, even))
 
     def _with_values(self, func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
-        """Run an operator on values; None where they are not known."""
+        """Operator, arguments → its results, computed on known values; None if some are unknown."""
         if any(self.values.sure(each) is None for each in tensors):
             return None
         real_args, real_kwargs = tree_map(
@@ -216,7 +216,7 @@ class DataDependent:
             return empty((rows,), tensor.dtype), empty(tuple(tensor.shape)), empty((rows,))
 
     def _bincount(self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
-        """Count numbers: as many results as ``minlength`` says, or as there are known to be."""
+        """Record `torch.bincount`: ``minlength`` counts, or as many as known values need."""
         least = (*args[2:3], kwargs.get("minlength", 0))[0]
         known = self.values.sure(tensors[0])
         spread = self.values.among(tensors[0]) if known is None else int(known.max()) + 1

@@ -37,7 +37,8 @@ from ..experiment.models import USUAL_LENGTH, Model, Transformer
 from ..experiment.plan import Plan, keys_of
 from ..experiment.plan_keys import nested, short_key
 from ..experiment.plan_options import MAIN_KEYS
-from ..experiment.profiles import chosen_profile, filled
+from ..experiment.profile_filling import filled
+from ..experiment.profiles import chosen_profile
 from ..search.starting_plan import starting_plan
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import with_speeds

@@ -35,7 +35,8 @@ from .choices import (
 from .framework import FrameworkOptions
 from .models import Model
 from .plan import Plan
-from .profiles import NO_FRAMEWORK, Profile, ProfileKey, profile_of
+from .profile_filling import ProfileKey
+from .profiles import NO_FRAMEWORK, Profile, profile_of
 from .traced import Traced
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from .experiment import Experiment, Published
 from .model_table import model_and_guess, model_of
 from .plan import Plan
 from .plan_keys import argument_key, short_key, with_sub_tables
-from .profiles import ProfileKey, filled
+from .profile_filling import ProfileKey, filled
 from .program_experiment import ProgramExperiment, program_experiment
 from .tables import ALL_KEYS, PART_OF_PLAN, TABLES, table_of, tables_with
 

@@ -1,4 +1,4 @@
-"""Name and version of a framework → the keys that an experiment leaves blank.
+"""Name of a framework → its profile: what it sets in experiments, by version.
 
 A profile is a file of ``data/frameworks``: what the framework does by its documentation and code,
 by range of versions, each with its source. What the user writes counts; then the last entry of the
@@ -31,29 +31,16 @@ from ..base.frozen import frozen
 from ..base.presets import SUFFIX, find_file, normalized_name, packaged, packaged_folder
 from ..base.schema import build
 from ..data import names
-from .models import Model
-from .plan_keys import key_path, set_key
-from .profile_conditions import (
-    COMPARISON,
-    COMPARISONS,
-    MAY_HOLD_BY,
-    Where,
-    check_conditions,
-    keys_looked_at,
-    may_hold,
-    plan_holds,
-)
-from .traced import Traced
+from .plan_keys import key_path
+from .profile_conditions import COMPARISON, COMPARISONS, Where, check_conditions
 
 __all__ = [
+    "NEWEST",
     "NO_FRAMEWORK",
     "Entry",
-    "Filler",
     "Profile",
-    "ProfileKey",
     "chosen_profile",
     "common_practice",
-    "filled",
     "find_profile",
     "named_in",
     "profile_of",
@@ -110,6 +97,10 @@ class Entry:
     where: Where = field(default_factory=Where)
     recipe: bool = False
     analogy: bool = False
+
+    def holds_for(self, version: Version) -> bool:
+        """Version as numbers → whether it is one of `versions`."""
+        return all(compare(version, limit) for compare, limit in _conditions(self.versions))
 
 
 @frozen
@@ -217,24 +208,6 @@ class Profile:
     def _covered(self) -> list[Version]:
         """Versions that the file names."""
         return [_version(each) for each in re.findall(VERSION, self.versions)]
-
-
-@frozen
-class ProfileKey:
-    """A key that a profile has set.
-
-    Attributes
-    ----------
-    value : object
-    source : str
-        Why.
-    analogy : bool
-        Whether it is inferred from similar software.
-    """
-
-    value: object
-    source: str
-    analogy: bool = False
 
 
 @frozen
@@ -429,127 +402,6 @@ def _built(name: str, contents: Mapping[str, Any], source: str) -> Profile:
     )  # fmt: skip
 
 
-def filled(
-    tables: Mapping[str, Any], model: Model | Traced, source: str, *, with_model: bool = True
-) -> tuple[dict[str, Any], dict[str, ProfileKey]]:
-    """Tables of an experiment, its model → the tables with what its framework's profile adds.
-
-    Where no framework is named, that is what is common practice, which never touches the model.
-
-    Parameters
-    ----------
-    tables : mapping
-        Sub-tables are tables (`mpisim.experiment.plan_keys.with_sub_tables`).
-    model : Model or Traced
-        As ``[model]`` says it. Nothing is filled in for what was traced.
-    source : str
-        The file, for messages.
-    with_model : bool
-        Whether keys of ``[model]`` may be set, too: it does not have all of them already.
-
-    Returns
-    -------
-    tables : dict
-    keys : dict of str to ProfileKey
-        What the profile has set, by full key.
-
-    Raises
-    ------
-    InputError
-        If ``framework.name`` or ``framework.version`` is not known.
-    """
-    return Filler(tables, model, source, with_model=with_model).filled(tables)
-
-
-class Filler:
-    """What a framework's profile adds to experiments that differ in ``[plan]`` alone.
-
-    Entries that version, recipe, model or GPU rule out are looked at once, for all of them.
-
-    Parameters
-    ----------
-    tables, model, source, with_model
-        As for `filled`, of one of the experiments.
-
-    Raises
-    ------
-    InputError
-        As `filled`.
-    """
-
-    def __init__(
-        self,
-        tables: Mapping[str, Any],
-        model: Model | Traced,
-        source: str,
-        *,
-        with_model: bool = True,
-    ) -> None:
-        self._entries: list[tuple[Entry, dict[str, Any]]] = []
-        self._may_change = False
-        if isinstance(model, Traced):
-            return
-        self._model = model
-        chosen = tables.get("framework", {})
-        if not isinstance(chosen, dict):
-            return  # which is refused where it is read
-        name = chosen.get("name")
-        if name == NO_FRAMEWORK:
-            return
-        if name is not None and not isinstance(name, str):
-            raise InputError(
-                f"{source}: key 'framework.name' is {name!r}; it must be a text in quotes"
-            )
-        profile, version = common_practice(), NEWEST
-        try:
-            if name is not None:
-                profile, version = chosen_profile(chosen, source)
-        except InputError as error:
-            key = "" if str(error).startswith("framework.version") else "key 'framework.name': "
-            raise InputError(f"{source}: {key}{error}") from error
-        recipe = chosen.get("recipe", "none") == "performance"
-        set_keys = [key for _, values in profile.entries for key in values]
-        self._may_change = any(key.startswith(MAY_HOLD_BY) for key in set_keys)
-        for entry, values in profile.entries:
-            if (entry.recipe and not recipe) or not _holds_version(entry.versions, version):
-                continue
-            if self._may_change or may_hold(entry.where, tables, model):
-                own = {k: v for k, v in values.items() if with_model or not k.startswith("model.")}
-                self._entries.append((entry, own))
-
-    @property
-    def looks_at(self) -> frozenset[str]:
-        """Keys of ``[plan]``, sub-tables as a whole, by whose values entries hold or not."""
-        return frozenset[str]().union(*(keys_looked_at(each.where) for each, _ in self._entries))
-
-    def filled(self, tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, ProfileKey]]:
-        """Tables of one of the experiments → the tables and keys that `filled` returns."""
-        found: dict[str, Any] = dict(tables)
-        set_by: dict[str, ProfileKey] = {}
-        if not isinstance(tables.get("plan", {}), dict):
-            return found, set_by  # which is refused where it is read
-        for entry, values in self._entries:
-            if self._may_change and not may_hold(entry.where, found, self._model):
-                continue
-            if not plan_holds(entry.where, found, self._model):
-                continue
-            for key, value in values.items():
-                if key in set_by or not _has(tables, key):
-                    set_key(found, key.split("."), value)
-                    set_by[key] = ProfileKey(value, entry.source, entry.analogy)
-        return found, set_by
-
-
-def _has(tables: Mapping[str, Any], key: str) -> bool:
-    """Whether the user has given a key."""
-    within: Any = tables
-    for name in key.split("."):
-        if not isinstance(within, dict) or name not in within:
-            return False
-        within = within[name]
-    return True
-
-
 # --- versions -------------------------------------------------------------------------------------
 
 
@@ -573,7 +425,3 @@ def _conditions(versions: str) -> tuple[tuple[Callable[[Any, Any], bool], Versio
             raise InputError(f"versions is {versions!r}; it must be as '>=24.03,<25.04'")
         found.append((COMPARISONS[match[1]], _version(match[2])))
     return tuple(found)
-
-
-def _holds_version(versions: str, version: Version) -> bool:
-    return all(compare(version, limit) for compare, limit in _conditions(versions))

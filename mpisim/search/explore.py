@@ -35,7 +35,7 @@ from ..base.lru_cache import LruCache
 from ..base.text import one_line
 from ..experiment import Experiment, Plan
 from ..experiment.load import experiment_of, plan_of
-from ..experiment.profiles import Filler, ProfileKey
+from ..experiment.profile_filling import Filler, ProfileKey
 from ..mpi.parallel import progress
 from ..prediction.extrapolation import (
     MAX_EXTRAPOLATION_ERROR,

@@ -25,7 +25,7 @@ from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer, wi
 from ..experiment.model_counts import feed_forward_matrices, parameters
 from ..experiment.models import Cnn
 from ..experiment.plan_keys import PRECISION, RECOMPUTE, nested
-from ..experiment.profiles import filled
+from ..experiment.profile_filling import filled
 from ..kernels import Gpu, find_gpu
 from ..memory import Verdict, assess, capacity
 from ..memory.states import FP32

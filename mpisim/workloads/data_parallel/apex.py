@@ -30,7 +30,7 @@ class Apex(Ddp):
         self._copied: list[int] = []
 
     def _limits(self) -> Sequence[int]:
-        """Return the elements from which on a bucket is full."""
+        """Return how many elements of gradients fill a bucket, the same for all."""
         given = self.plan.framework.bucket
         return [
             int(frameworks().apex.message.value)
@@ -39,13 +39,13 @@ class Apex(Ddp):
         ]
 
     def before_forward(self, at: PassPoint) -> None:
-        """Send nothing: buffers were broadcast once, before the first step."""
+        """Broadcast no buffers (running statistics): Apex does it once, before the first step."""
 
     def before_backward(self, at: PassPoint) -> None:
         """Do nothing: parameters that the forward did not use are not looked for."""
 
     def after_gradients(self, at: PassPoint) -> None:
-        """In the last backward, reduce buckets that are full."""
+        """In the last backward of a step, start the all-reduce of each bucket that is full."""
         if not (at.edge and self.plan.overlap.dp):
             return
         for each in self.of_operator[at.operator_key]:
@@ -64,7 +64,7 @@ class Apex(Ddp):
         self._copied = []
 
     def _reduce(self, at: PassPoint, bucket: Bucket) -> None:
-        """Join a bucket's gradients, reduce them, and copy them back."""
+        """Copy gradients into one buffer, all-reduce it, and copy them back from it."""
         block, stream = at.block, self.data_group(bucket.expert)
         kernel = Elementwise(2 * self.gradient_size * bucket.size)
         row = block.compute(Compute("join gradients", kernel))

@@ -80,7 +80,7 @@ class Ddp(Strategy):
         self._searched_node = defaults.searched_node.value
 
     def _limits(self) -> Sequence[int]:
-        """Return the elements from which on the first bucket, the second, … are full."""
+        """Return how many elements fill the first bucket, the second, …; the last for the rest."""
         defaults, given = frameworks().ddp, self.plan.framework.bucket
         # A size the user gives holds for the first bucket, too (distributed.py).
         first, further = int(defaults.first_bucket.si), int(defaults.bucket.si)
