@@ -50,7 +50,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Block", "Outcome", "Session", "blocks", "broken_links", "documents", "shared_folder"]
+__all__ = [
+    "Block",
+    "BlockResult",
+    "Session",
+    "blocks",
+    "broken_links",
+    "documents",
+    "shared_folder",
+]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUN = ("sh", "bash", "python")
@@ -112,7 +120,7 @@ class Block(NamedTuple):
         return "\n".join(line for line in lines if not any(each in line for each in slow))
 
 
-class Outcome(NamedTuple):
+class BlockResult(NamedTuple):
     """What became of a block."""
 
     block: Block
@@ -193,7 +201,7 @@ class Session:
         """What commands printed, by their text, since the last that may have changed a file."""
         self._typed: list[str] = []  # blocks of Python that ran
 
-    def run(self) -> Iterator[Outcome]:
+    def run(self) -> Iterator[BlockResult]:
         """Run all blocks → what became of each."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name).resolve()
@@ -208,7 +216,7 @@ class Session:
                         self._run(block, folder)
                     except AssertionError as found:
                         error = str(found)
-                yield Outcome(block, error, self.printed, time.perf_counter() - begin, left_out)
+                yield BlockResult(block, error, self.printed, time.perf_counter() - begin, left_out)
 
     def _python(self, text: str, folder: Path) -> str:
         """Run a block of Python behind those before it, which print nothing again → its output."""
@@ -441,7 +449,7 @@ def anchors(text: str) -> set[str]:
 # --- the command --------------------------------------------------------------------------------
 
 
-def refreshed(text: str, outcomes: Iterable[Outcome]) -> str:
+def refreshed(text: str, outcomes: Iterable[BlockResult]) -> str:
     """A document's text, and what its blocks printed → the same with today's lines of output."""
     lines = text.splitlines()
     for outcome in outcomes:

@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 from fault_cases import CASES, Case  # noqa: E402
-from fault_events import EVENTS, Outcome  # noqa: E402
+from fault_events import EVENTS, FaultResult  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "reliability.md"
 TIMEOUT = 30.0
@@ -181,7 +181,7 @@ sample on two, `bash run_scripts/nightly.sh` runs all of them.
 """
 
 
-def page(results: dict[str, dict[int, Left]], outcomes: list[Outcome], head: str) -> str:
+def page(results: dict[str, dict[int, Left]], outcomes: list[FaultResult], head: str) -> str:
     """Return the page in Markdown."""
     lines = [
         head,
@@ -228,7 +228,7 @@ def main() -> int:
     found = [each for each in launchers() if not args.mpi or each.name in args.mpi]
     print("MPIs:", ", ".join(each.name for each in found) or "none")
     results: dict[str, dict[int, Left]] = {}
-    outcomes: list[Outcome] = []
+    outcomes: list[FaultResult] = []
     with tempfile.TemporaryDirectory() as temporary:
         for launcher in found:
             for processes in args.processes:

@@ -9,10 +9,10 @@ from plans import plan_of
 from mpisim.experiment.models import Cnn
 from mpisim.workloads.cnn import cnn_network
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.operators import Network
+from mpisim.workloads.operators import LayerStack
 
 
-def network(family: str, depth: int, /, gpus: int = 1, **keys: Any) -> Network:
+def network(family: str, depth: int, /, gpus: int = 1, **keys: Any) -> LayerStack:
     """Family, depth, keys of model and plan → layers of a CNN; one micro-batch, fp32."""
     of_model = ("image", "classes", "batch_norm", "width")
     model = {key: keys.pop(key) for key in of_model if key in keys}

@@ -1,7 +1,7 @@
 """Faults while a command runs: killed ranks, signals, full and read-only disks → how it ended.
 
 Each of `EVENTS` is called with the name of an MPI, its ``mpirun``, the environment and a folder,
-and returns an `Outcome`. Disks are small file systems in memory, which take root to mount.
+and returns an `FaultResult`. Disks are small file systems in memory, which take root to mount.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-__all__ = ["EVENTS", "Outcome"]
+__all__ = ["EVENTS", "FaultResult"]
 
 TIMEOUT = 60.0
 RUN = [
@@ -34,7 +34,7 @@ RUN = [
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FaultResult:
     """How a command ended.
 
     Attributes
@@ -111,7 +111,7 @@ def struck(
     mpirun: str,
     environment: Mapping[str, str],
     folder: Path,
-) -> Outcome:
+) -> FaultResult:
     """Send a signal to the launcher or to the last rank, in the middle of a run."""
     process = subprocess.Popen(
         _command(mpirun, processes, RUN),
@@ -154,7 +154,7 @@ def struck(
             else ""
         )
     fault = f"{number.name} to {whom} of {processes}"
-    return Outcome(fault, mpi, process.returncode, seconds, "; ".join(lines[-1:]), left, wrong)
+    return FaultResult(fault, mpi, process.returncode, seconds, "; ".join(lines[-1:]), left, wrong)
 
 
 @contextlib.contextmanager
@@ -188,7 +188,7 @@ def unwritable(
     mpirun: str,
     environment: Mapping[str, str],
     folder: Path,
-) -> Outcome:
+) -> FaultResult:
     """Write to a disk that is full, or read-only."""
     fault = f"{how} disk, {writer}, {processes} processes"
     try:
@@ -210,9 +210,9 @@ def unwritable(
             seconds = time.monotonic() - began
             left = tuple(sorted(path.name for path in set(place.iterdir()) - before))
     except subprocess.TimeoutExpired:
-        return Outcome(fault, mpi, -9, TIMEOUT, "", (), "hangs")
+        return FaultResult(fault, mpi, -9, TIMEOUT, "", (), "hangs")
     except subprocess.CalledProcessError:
-        return Outcome(fault, mpi, 0, 0.0, "", (), "")  # no file system can be mounted here
+        return FaultResult(fault, mpi, 0, 0.0, "", (), "")  # no file system can be mounted here
     said = done.stderr.replace(str(folder), "@").splitlines()
     lines = [line for line in said if line.startswith("mpisim: error:")]
     wrong = (
@@ -228,10 +228,10 @@ def unwritable(
         if "disk/" not in lines[0]
         else ""
     )
-    return Outcome(fault, mpi, done.returncode, seconds, "; ".join(lines[-1:]), left, wrong)
+    return FaultResult(fault, mpi, done.returncode, seconds, "; ".join(lines[-1:]), left, wrong)
 
 
-Event = Callable[[str, str, Mapping[str, str], Path], Outcome]
+Event = Callable[[str, str, Mapping[str, str], Path], FaultResult]
 
 EVENTS: list[Event] = [
     partial(struck, signal.SIGKILL, "a rank", 2),

@@ -7,7 +7,7 @@ from toys import Times, layout
 from mpisim.kernels.operations import Elementwise
 from mpisim.program import Kind, Program, check_matching
 from mpisim.workloads import Workload, training_step
-from mpisim.workloads.operators import Compute, Layer, Network, Operator, Parameter
+from mpisim.workloads.operators import Compute, Layer, LayerStack, Operator, Parameter
 
 ROLES = {"e": "embedding", "h": "head"}
 
@@ -33,7 +33,7 @@ def layer(name: str, *parameters: Parameter | int) -> Layer:
 
 def stepped(layers: tuple[Layer, ...], gpus: int, **plan: object) -> Workload:
     """The step of a network of these layers."""
-    laid = layout(Network(layers, 6, 1), gpus, **{"global_batch": gpus, **plan})
+    laid = layout(LayerStack(layers, 6, 1), gpus, **{"global_batch": gpus, **plan})
     done = training_step(laid, Times())
     check_matching(done.program)
     return done

@@ -13,7 +13,7 @@ from mpisim.experiment import Transformer, model_counts
 from mpisim.kernels.operations import Attention
 from mpisim.memory.states import gathered_parameters, model_states, parameter_counts
 from mpisim.workloads.data_parallel.buckets import chunk_parameters
-from mpisim.workloads.operators import Compute, Network, Parameter
+from mpisim.workloads.operators import Compute, LayerStack, Parameter
 
 COMMON: dict[str, Any] = {
     "layers": 3,
@@ -32,11 +32,11 @@ def adapted(**keys: Any) -> Transformer:
     return model("llama", **COMMON, lora_rank=RANK, **keys)
 
 
-def parameters(found: Network) -> list[Parameter]:
+def parameters(found: LayerStack) -> list[Parameter]:
     return [each for layer in found.layers for each in layer.parameters]
 
 
-def flops(found: Network, what: str) -> int:
+def flops(found: LayerStack, what: str) -> int:
     return sum(
         task.kernel.flops
         for layer in found.layers

@@ -25,7 +25,7 @@ from mpisim.kernels.operations import Elementwise, Embedding, Kernel, Norm, Soft
 from mpisim.operators.table import kernels_of
 from mpisim.prediction.prepared import prepare
 from mpisim.workloads.layout import networks_of
-from mpisim.workloads.operators import Compute, Network
+from mpisim.workloads.operators import Compute, LayerStack
 
 TOKENS, HIDDEN, INNER, WORDS = 8, 16, 64, 256
 GPT = model("gpt", layers=2, hidden=HIDDEN, heads=4, seq_len=TOKENS, vocab=WORDS)
@@ -34,7 +34,7 @@ CAST = 2 + 4
 """Bytes that a cast between fp32 and 16 bits reads and writes of an element."""
 
 
-def kernels(found: Network, way: str) -> Iterator[tuple[str, Kernel]]:
+def kernels(found: LayerStack, way: str) -> Iterator[tuple[str, Kernel]]:
     """Yield names and kernels of one way."""
     for layer in found.layers:
         for each in layer.operators:
@@ -43,7 +43,7 @@ def kernels(found: Network, way: str) -> Iterator[tuple[str, Kernel]]:
                     yield task.name, task.kernel
 
 
-def casts(found: Network, way: str, of: str) -> list[int]:
+def casts(found: LayerStack, way: str, of: str) -> list[int]:
     """Bytes of casts of parameters or their gradients, by the end of their names."""
     return [
         kernel.bytes

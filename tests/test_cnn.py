@@ -25,7 +25,7 @@ from mpisim.kernels.operations import (
 )
 from mpisim.program import Kind, Operation, check_matching
 from mpisim.workloads import lay_out, training_step
-from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Task, total
+from mpisim.workloads.operators import Communicate, Compute, Layer, LayerStack, Task, total
 
 
 def kernels(steps: Iterable[Task]) -> list[tuple[str, Any]]:
@@ -327,7 +327,7 @@ def test_tf32_and_fp32_differ_in_their_products_alone() -> None:
                 assert a == b
 
 
-def _kernels(found: Network) -> list[Any]:
+def _kernels(found: LayerStack) -> list[Any]:
     return [step.kernel for layer in found.layers for step in layer.kernels()]
 
 
@@ -386,7 +386,7 @@ def test_tensor_parallel_volumes(family: str, depth: int) -> None:
     assert 4 * total(shared) == total(whole)
 
 
-def _communications(found: Network) -> Iterator[Communicate]:
+def _communications(found: LayerStack) -> Iterator[Communicate]:
     for layer in found.layers:
         for operator in layer.operators:
             for step in (*operator.forward, *operator.backward):

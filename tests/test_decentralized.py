@@ -20,9 +20,9 @@ from mpisim.cli import main
 from mpisim.decentralized import (
     Comparison,
     Graph,
-    Outcome,
     Protocol,
     WorkerStep,
+    WorkerTimeline,
     compare_protocols,
     decentralized_program,
     find_graph,
@@ -66,7 +66,7 @@ def simulated(
     protocol: Protocol,
     iterations: int,
     speeds: list[float] | None = None,
-) -> Outcome:
+) -> WorkerTimeline:
     found = decentralized_program(step(), graph, protocol, iterations)
     if speeds is not None:
         found = replace(found, program=found.program.replace(speed=np.array(speeds)))

@@ -17,7 +17,7 @@ from mpisim.kernels.operations import Elementwise
 from mpisim.memory.states import rates
 from mpisim.program import Kind, Operation, check_matching
 from mpisim.workloads import training_step
-from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Operator
+from mpisim.workloads.operators import Communicate, Compute, Layer, LayerStack, Operator
 from mpisim.workloads.transformer.token_dispatch import expected_destinations
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
@@ -96,7 +96,7 @@ def test_pairs_take_turns_also_where_exchanges_have_tokens() -> None:
         twice = (Operator(name, steps, steps), Operator(name, steps, steps))
         return Layer(name, twice, "block", output=16, checkpoint=10)
 
-    net = Network((mixture("a"), mixture("b")), 6, 1)
+    net = LayerStack((mixture("a"), mixture("b")), 6, 1)
     keys = {"pp": 2, "ep": 2, "schedule": "dualpipe", "global_batch": 8, "zero": 0}
     program = training_step(layout(net, 4, **keys), Times()).program
     check_matching(program)

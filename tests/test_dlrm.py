@@ -36,7 +36,7 @@ from mpisim.workloads.block_cache import Slots
 from mpisim.workloads.blocks import BlockBuilder
 from mpisim.workloads.dlrm import SHARDERS, EmbeddingTable, assign_tables, dlrm_networks
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.operators import Communicate, Compute, Network, Task, total
+from mpisim.workloads.operators import Communicate, Compute, LayerStack, Task, total
 from mpisim.workloads.pricing import Pricing
 
 TINY = Dlrm(
@@ -53,7 +53,7 @@ KEYS = {"precision": "fp32", "optimizer": "sgd", "micro_batch": 2}
 
 def networks(
     model: Dlrm = TINY, gpus: int = 2, **keys: Any
-) -> tuple[list[Network], NDArray[np.int64]]:
+) -> tuple[list[LayerStack], NDArray[np.int64]]:
     keys = KEYS | keys
     plan = plan_of(**{"global_batch": gpus * keys["micro_batch"]} | keys)
     return dlrm_networks(model, plan, Grid.of(plan, gpus))
@@ -65,11 +65,11 @@ def described(step: Task) -> tuple[str, Any]:
     return step.name, step.kernel
 
 
-def forward(network: Network) -> list[Task]:
+def forward(network: LayerStack) -> list[Task]:
     return [s for layer in network.layers for o in layer.operators for s in o.forward]
 
 
-def backward(network: Network) -> list[Task]:
+def backward(network: LayerStack) -> list[Task]:
     return [
         step
         for layer in reversed(network.layers)
@@ -295,7 +295,7 @@ def test_one_kernel_touches_what_single_ones_do() -> None:
     together = networks(sharder="size-greedy")[0][1]
     single = networks(sharder="size-greedy", fused=False)[0][1]
 
-    def touched(network: Network) -> int:
+    def touched(network: LayerStack) -> int:
         kernels = [s.kernel for s in forward(network) if isinstance(s, Compute)]
         kinds = Embedding | EmbeddingTables
         return sum(kernel.traffic for kernel in kernels if isinstance(kernel, kinds))
@@ -514,7 +514,7 @@ def test_in_16_bits_rows_travel_in_16_bits(precision: str) -> None:
     (half, *_), _ = networks(precision=precision)
     (whole, *_), _ = networks()
 
-    def exchanged(network: Network) -> list[int]:
+    def exchanged(network: LayerStack) -> list[int]:
         tasks = (*forward(network), *backward(network))
         return [
             t.bytes

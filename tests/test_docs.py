@@ -14,14 +14,14 @@ from pathlib import Path
 
 import documents
 import pytest
-from documents import Block, Outcome, Session
+from documents import Block, BlockResult, Session
 
 SLOW = bool(os.environ.get("MPISIM_SLOW"))
 BLOCKS = [block for document in documents.documents() for block in documents.blocks(document)]
 
 
 @pytest.fixture(scope="module")
-def became(request: pytest.FixtureRequest) -> Iterator[Callable[[Block], Outcome]]:
+def became(request: pytest.FixtureRequest) -> Iterator[Callable[[Block], BlockResult]]:
     """What became of a block."""
     chosen = [
         item.callspec.params["block"].document
@@ -29,12 +29,12 @@ def became(request: pytest.FixtureRequest) -> Iterator[Callable[[Block], Outcome
         if isinstance(item, pytest.Function) and item.originalname == test_block.__name__
     ]
     with ThreadPoolExecutor(2) as pool:
-        runs: dict[str, Future[list[Outcome]]] = {
+        runs: dict[str, Future[list[BlockResult]]] = {
             name: pool.submit(lambda name=name: list(Session(name, slow=SLOW).run()))
             for name in dict.fromkeys(chosen)
         }
 
-        def find(block: Block) -> Outcome:
+        def find(block: Block) -> BlockResult:
             outcomes = runs[block.document].result()
             return next(each for each in outcomes if each.block.line == block.line)
 
@@ -43,7 +43,7 @@ def became(request: pytest.FixtureRequest) -> Iterator[Callable[[Block], Outcome
 
 @pytest.mark.timeout(7200 if SLOW else 600)
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
-def test_block(block: Block, became: Callable[[Block], Outcome]) -> None:
+def test_block(block: Block, became: Callable[[Block], BlockResult]) -> None:
     outcome = became(block)
     if outcome.left_out:
         pytest.skip(outcome.left_out)
@@ -65,7 +65,7 @@ def test_the_index_has_every_page() -> None:
 # --- the checks themselves ----------------------------------------------------------------------
 
 
-def run(text: str, slow: bool = False) -> list[Outcome]:
+def run(text: str, slow: bool = False) -> list[BlockResult]:
     """Run a document of this text."""
     return list(Session("README.md", slow=slow, text=text).run())
 

@@ -12,7 +12,7 @@ from mpisim import engine
 from mpisim.program import Operation, check_matching
 from mpisim.topo import Price
 from mpisim.workloads import Workload, training_step
-from mpisim.workloads.operators import Network
+from mpisim.workloads.operators import LayerStack
 
 FSDP = {"dp_style": "fsdp", "zero": 2, "order": "tp-cp-ep-pp-dp"}
 GATHER, SCATTER = "parameter all-gather", "gradient reduce-scatter"
@@ -31,7 +31,7 @@ class Wire(Free):
 
 def piped(layers: int, stages: int, chunks: int, micro_batches: int, **plan: object) -> Workload:
     """Layers of 300 ps forward and 600 backward, two replicas."""
-    net = Network(tuple(block(f"l{i}", 300, 300, 300) for i in range(layers)), 6, 1)
+    net = LayerStack(tuple(block(f"l{i}", 300, 300, 300) for i in range(layers)), 6, 1)
     keys = {**FSDP, "pp": stages, "vpp": chunks, "global_batch": 2 * micro_batches, **plan}
     keys["schedule"] = "interleaved" if chunks > 1 else plan.get("schedule", "1f1b")
     return training_step(layout(net, 2 * stages, **keys), Times())

@@ -13,7 +13,7 @@ from mpisim.base.quantity import Quantity
 from mpisim.experiment import Plan, with_keys
 from mpisim.program import Program
 from mpisim.workloads import training_step
-from mpisim.workloads.operators import Network, Parameter
+from mpisim.workloads.operators import LayerStack, Parameter
 
 NET = (layer("a", 40), layer("b", 40))
 GATHER, SCATTER = "parameter all-gather", "gradient reduce-scatter"
@@ -85,7 +85,7 @@ def test_formats_that_are_equal_need_no_cast() -> None:
 @pytest.mark.parametrize("micro_batches", [1, 2, 3])
 def test_each_further_micro_batch_adds_to_the_shards(micro_batches: int) -> None:
     # Shards of 20, 4 and 4 elements: a launch of 2 us each; fp32 is read twice and written.
-    net = Network((layer("a", 40, 8, 8),), 6, 1)
+    net = LayerStack((layer("a", 40, 8, 8),), 6, 1)
     gpu = dataclasses.replace(instant(), launch_call=Quantity(2, "us", 0, "none"))
     laid = layout(net, 2, **FSDP, global_batch=2 * micro_batches)
     program = training_step(laid, Times(gpu)).program

@@ -19,7 +19,7 @@ from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Gemm, GroupedGemm
 from mpisim.program import Operation
-from mpisim.workloads.operators import Communicate, Compute, Network
+from mpisim.workloads.operators import Communicate, Compute, LayerStack
 
 COMMON: dict[str, Any] = {
     "hidden": 256,
@@ -92,7 +92,7 @@ def preset(name: str, **changes: Any) -> Transformer:
     return Transformer(**{**FAMILIES[keys["family"]][1], **keys, **changes})
 
 
-def matrices(found: Network, ranks: int, phase: str) -> int:
+def matrices(found: LayerStack, ranks: int, phase: str) -> int:
     """FLOPs of all products but those inside recurrences."""
     inside = re.compile(r"scan |delta (?!in\b|out\b)")
     return ranks * sum(
@@ -227,7 +227,7 @@ def test_tokens_travel_in_the_latent_width() -> None:
     assert sent == [2 * 2 * 256 * 2 * 64] * 2
 
 
-def formats(found: Network, layer: str) -> dict[str, str]:
+def formats(found: LayerStack, layer: str) -> dict[str, str]:
     """Matrix → format of its product forward, of linear layers of one layer."""
     operators = next(each for each in found.layers if each.name == layer).operators
     return {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from traces import US, HandMade, communication
 
 from mpisim.program import Operation
-from mpisim.traces.assemble import Layout, break_cycles
+from mpisim.traces.assemble import CommunicatorSlots, break_cycles
 from mpisim.traces.communications import Communication, rank_communications
 from mpisim.traces.matching import Matched, Matching, match_communications
 
@@ -189,7 +189,7 @@ def test_two_communicators_of_the_same_ranks() -> None:
     found = match_communications(ranks)
     break_cycles(found)
     assert found.counts["operations in contradictory order"] == 0
-    layout = Layout(found, [0, 1])
+    layout = CommunicatorSlots(found, [0, 1])
     communicators = layout.communicators()
     assert [communicators.group(c) for c in range(len(communicators))] == [(0, 1), (0, 1)]
     assert communicators.names == ("ranks 0,1", "ranks 0,1 #2")

@@ -21,7 +21,7 @@ from mpisim.memory.activations import chunk_memory
 from mpisim.workloads import training_step
 from mpisim.workloads.layout import ModelChunk
 from mpisim.workloads.offloaded_activations import windows
-from mpisim.workloads.operators import Compute, Layer, Network, Operator
+from mpisim.workloads.operators import Compute, Layer, LayerStack, Operator
 
 
 def copying(name: str, forward: int, backward: int, saved: int) -> Layer:
@@ -87,7 +87,7 @@ def test_the_time_of_windows(copy: int) -> None:
     """Layers of 10 forward and 20 back, windows of two layers: in closed form."""
     layers = tuple(copying(name, 10, 20, copy) for name in "abcd")
     keys = {"offload_activations": 2, "global_batch": 1, "dp_style": "ddp", "clip": False}
-    done = training_step(layout(Network(layers, 6, 1), 1, **keys), CopyTimes())
+    done = training_step(layout(LayerStack(layers, 6, 1), 1, **keys), CopyTimes())
     # Forward: the first copy runs from 10, and is awaited at 20; the second from there, at 40.
     first = max(20, 10 + copy)
     forward = first + max(20, copy)
@@ -143,7 +143,9 @@ def inputs(copy: int) -> tuple[Layer, ...]:
 
 
 def ends_of(copy: int, **keys: Any) -> int:
-    done = training_step(layout(Network(inputs(copy), 6, 1), 1, **CHECKPOINTS, **keys), CopyTimes())
+    done = training_step(
+        layout(LayerStack(inputs(copy), 6, 1), 1, **CHECKPOINTS, **keys), CopyTimes()
+    )
     table = done.program.table_of(0)
     names = [done.program.names[name] for name in table.name]
     run = engine.simulate(done.program, network=Free())

@@ -13,7 +13,7 @@ from mpisim.base.errors import InputError
 from mpisim.experiment import Transformer, model_counts
 from mpisim.experiment.model_presets import find_model
 from mpisim.kernels.operations import Copy, Elementwise, Gemm, Softmax
-from mpisim.workloads.operators import Compute, Network
+from mpisim.workloads.operators import Compute, LayerStack
 
 SMALL: dict[str, Any] = {
     "layers": 2,
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def products(found: Network, phase: str) -> int:
+def products(found: LayerStack, phase: str) -> int:
     return sum(
         task.kernel.flops
         for layer in found.layers

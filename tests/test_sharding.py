@@ -27,7 +27,7 @@ from mpisim.workloads.dlrm import (
     COSTS,
     SHARDERS,
     EmbeddingTable,
-    Placement,
+    TablePlacement,
     assign_tables,
     dlrm_networks,
     model_tables,
@@ -35,7 +35,7 @@ from mpisim.workloads.dlrm import (
 from mpisim.workloads.dlrm.sharding import sharded
 from mpisim.workloads.dlrm.tables import SHARDING
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.operators import Communicate, Compute, Network
+from mpisim.workloads.operators import Communicate, Compute, LayerStack
 
 PAPER = {
     "size-greedy": "E",
@@ -146,14 +146,14 @@ MODEL = Dlrm(
 )
 
 
-def networks(placement: Sequence[str], model: Dlrm = MODEL, **keys: Any) -> list[Network]:
+def networks(placement: Sequence[str], model: Dlrm = MODEL, **keys: Any) -> list[LayerStack]:
     keys = {"precision": "fp32", "optimizer": "sgd", "micro_batch": 4} | keys
     plan = plan_of(global_batch=2 * keys["micro_batch"], placement=tuple(placement), **keys)
     found, of = dlrm_networks(model, plan, Grid.of(plan, 2))
     return [found[i] for i in of]
 
 
-def communications(network: Network) -> list[tuple[str, Operation, int]]:
+def communications(network: LayerStack) -> list[tuple[str, Operation, int]]:
     tasks = [
         *(t for layer in network.layers for o in layer.operators for t in o.forward),
         *(
@@ -166,7 +166,7 @@ def communications(network: Network) -> list[tuple[str, Operation, int]]:
     return [(t.name, t.operation, t.bytes) for t in tasks if isinstance(t, Communicate)]
 
 
-def kernels(network: Network, kind: type) -> dict[str, Any]:
+def kernels(network: LayerStack, kind: type) -> dict[str, Any]:
     return {
         task.name: task.kernel
         for layer in network.layers
@@ -176,7 +176,7 @@ def kernels(network: Network, kind: type) -> dict[str, Any]:
     }
 
 
-def local(network: Network) -> list[int]:
+def local(network: LayerStack) -> list[int]:
     return [p.size for layer in network.layers for p in layer.parameters if p.local]
 
 
@@ -418,7 +418,7 @@ def test_local_search_finds_the_best_of_all_placements(seed: int) -> None:
     cost = cost_of(experiment)
     steps, costs = {}, {}
     for code in range(2**6):
-        placed = [Placement("table_wise", (code >> i & 1,)) for i in range(6)]
+        placed = [TablePlacement("table_wise", (code >> i & 1,)) for i in range(6)]
         costs[code] = cost.of(placed)
     choices = [options(cost, i, kinds=("table_wise",), host=False) for i in range(6)]
     found, _ = improved(cost, [of[0] for of in choices], choices)

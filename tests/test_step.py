@@ -13,12 +13,12 @@ from mpisim.base.errors import InputError
 from mpisim.kernels.operations import Elementwise
 from mpisim.program import Kind, Operation, Phase, Program, Table, check_matching
 from mpisim.workloads import Workload, training_step
-from mpisim.workloads.operators import Await, Communicate, Compute, Layer, Network, Operator
+from mpisim.workloads.operators import Await, Communicate, Compute, Layer, LayerStack, Operator
 
 
-def network(layers: int, forward: int, inputs: int, weights: int) -> Network:
+def network(layers: int, forward: int, inputs: int, weights: int) -> LayerStack:
     names = (f"layer {i}" for i in range(layers))
-    return Network(tuple(block(name, forward, inputs, weights) for name in names), 6, 1)
+    return LayerStack(tuple(block(name, forward, inputs, weights) for name in names), 6, 1)
 
 
 def step(layers: int, times: tuple[int, int, int], gpus: int, **plan: object) -> Workload:
@@ -321,7 +321,7 @@ def test_paired_passes_hide_each_others_communication() -> None:
         return Layer(name, (Operator(name, steps, steps),), "block", output=16, checkpoint=10)
 
     laid = layout(
-        Network((layer("a"), layer("b")), 6, 1),
+        LayerStack((layer("a"), layer("b")), 6, 1),
         4,
         tp=2,
         pp=2,
@@ -381,7 +381,7 @@ def test_the_cpu_waits_for_what_it_needs(captured: bool) -> None:
             Compute("use", Elementwise(9)),
         ),
     )
-    net = Network((Layer("a", (operator,), "block", 16, 8),), 6, 1)
+    net = LayerStack((Layer("a", (operator,), "block", 16, 8),), 6, 1)
     program = training_step(layout(net, 1, global_batch=1, cuda_graphs=captured), Times()).program
     table = program.table_of(0)
     names = [program.names[name] for name in table.name]

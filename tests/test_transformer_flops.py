@@ -11,7 +11,7 @@ from transformers import model, network, plan
 from mpisim.experiment import model_counts
 from mpisim.experiment.models import Transformer
 from mpisim.kernels.operations import Attention
-from mpisim.workloads.operators import Compute, Network
+from mpisim.workloads.operators import Compute, LayerStack
 
 COMMON: dict[str, Any] = {
     "layers": 4,
@@ -72,7 +72,7 @@ def fits(found: Transformer, keys: dict[str, Any]) -> bool:
 CASES = [(m, p) for m, found in MODELS.items() for p, keys in PLANS.items() if fits(found, keys)]
 
 
-def executed(found: Network, keys: dict[str, Any], phase: str) -> int:
+def executed(found: LayerStack, keys: dict[str, Any], phase: str) -> int:
     """FLOPs on all ranks that share a micro-batch, forward or backward."""
     ranks = keys.get("tp", 1) * keys.get("cp", 1)
     return ranks * sum(

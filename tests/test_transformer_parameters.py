@@ -14,13 +14,13 @@ from mpisim.experiment import model_counts
 from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Transformer
 from mpisim.kernels.activations import ACTIVATIONS
-from mpisim.workloads.operators import Network, Parameter
+from mpisim.workloads.operators import LayerStack, Parameter
 
 WHOLE = ("position", "token type", "patch embedding", "class token")
 """Held whole by every rank of a tp group, all of whom see all tokens."""
 
 
-def held(found: Network) -> list[Parameter]:
+def held(found: LayerStack) -> list[Parameter]:
     """Parameters of all layers, a matrix with two uses once."""
     parameters = [p for layer in found.layers for p in layer.parameters]
     tied = {p.size: p for p in reversed(parameters) if p.tied}

@@ -19,7 +19,7 @@ from mpisim.base.errors import InputError
 from mpisim.experiment import Transformer
 from mpisim.prediction.uncertainty import difference_error, unshared_share
 from mpisim.validate.plans import (
-    Group,
+    ComparablePlans,
     Noise,
     Ranking,
     Sweeps,
@@ -49,7 +49,7 @@ def sweeps_of(path: Path, rows: list[dict[str, Any]], **options: Any) -> Sweeps:
     return found
 
 
-def groups_of(path: Path, rows: list[dict[str, Any]], **options: Any) -> list[Group]:
+def groups_of(path: Path, rows: list[dict[str, Any]], **options: Any) -> list[ComparablePlans]:
     return sweeps_of(path, rows, **options).groups
 
 
@@ -165,7 +165,7 @@ def plan_of(measured: float, predicted: float) -> Any:
     st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=2, max_size=8, unique=True)
 )
 def test_figures_are_those_by_definition(times: list[tuple[int, int]]) -> None:
-    found = Ranking.of(Group("", [plan_of(float(m), float(p)) for m, p in times]))
+    found = Ranking.of(ComparablePlans("", [plan_of(float(m), float(p)) for m, p in times]))
     best = min(m for m, _ in times)
     least = min(p for _, p in times)
     worst_chosen = max(m for m, p in times if p == least)
@@ -195,7 +195,10 @@ def test_noise_by_hand() -> None:
 def test_pairs_within_noise_do_not_count() -> None:
     # 1 and 1.02 are the wrong way round, but within two standard deviations of their difference.
     plans = [plan_of(1.0, 2.0), plan_of(1.02, 1.9), plan_of(1.5, 3.0), plan_of(2.0, 3.0)]
-    exact, noisy = Ranking.of(Group("", plans)), Ranking.of(Group("", plans, noise=0.01))
+    exact, noisy = (
+        Ranking.of(ComparablePlans("", plans)),
+        Ranking.of(ComparablePlans("", plans, noise=0.01)),
+    )
     assert (exact.beyond, noisy.beyond) == (6, 5)
     assert exact.gamma == pytest.approx((4 - 1) / 5)  # of the last pair nothing is said
     assert noisy.gamma == 1.0
@@ -204,7 +207,7 @@ def test_pairs_within_noise_do_not_count() -> None:
     swapped = 0.5 * math.erfc(math.log(1.02) / 0.01 / 2)
     assert noisy.ceiling == pytest.approx(1 - 0.2 * swapped, abs=0.01)
     assert noisy.spearman == exact.spearman
-    assert math.isnan(Ranking.of(Group("", plans, noise=1.0)).gamma)
+    assert math.isnan(Ranking.of(ComparablePlans("", plans, noise=1.0)).gamma)
 
 
 def erring(measured: float, **effects: float) -> Any:
@@ -217,22 +220,24 @@ def test_expected_order_of_two_plans_is_that_of_their_stated_difference() -> Non
     noise = 0.02
     difference = math.hypot(unshared_share(), math.sqrt(2) * noise, 0.1 - 0.04, 0.03)
     right = 0.5 * (1 + math.erf(math.log(1.1) / difference / math.sqrt(2)))
-    found = Expected.of([Group("", [one, other], noise=noise)])
+    found = Expected.of([ComparablePlans("", [one, other], noise=noise)])
     assert found.mean == pytest.approx(2 * right - 1, abs=0.1)  # 1000 draws of -1 and 1
     assert (found.low, found.high) == (-1.0, 1.0)
 
 
 def test_errors_that_all_plans_share_cost_no_order() -> None:
     far = [erring(3.0**i, clock=0.5) for i in range(4)]
-    assert Expected.of([Group("", far)]) == Expected(1.0, 1.0, 1.0)
+    assert Expected.of([ComparablePlans("", far)]) == Expected(1.0, 1.0, 1.0)
     near = [erring(1.0 + i / 1e6) for i in range(4)]
-    alone = Expected.of([Group("", near)])
+    alone = Expected.of([ComparablePlans("", near)])
     assert abs(alone.mean) < 0.1  # no order to be told
     assert alone.low < -0.7
     assert alone.high > 0.7
-    both = Expected.of([Group("", near), Group("", far)])  # the mean of two groups varies less
+    both = Expected.of(
+        [ComparablePlans("", near), ComparablePlans("", far)]
+    )  # the mean of two groups varies less
     assert both == Expected(*(pytest.approx((1 + each) / 2) for each in vars(alone).values()))
-    equal = Expected.of([Group("", [erring(1.0), erring(1.0)])])
+    equal = Expected.of([ComparablePlans("", [erring(1.0), erring(1.0)])])
     assert math.isnan(equal.mean)
 
 
@@ -246,7 +251,9 @@ def test_keys_are_priced_one_at_a_time() -> None:
         plan(1.5, 0.5, tp=1, pp=2, dp=4),  # pp alone: the wrong way round
         plan(1.01, 3.0, tp=4, pp=1, dp=2),  # tp alone, but as long as the first: with it no pair
     ]
-    by_pp, by_tp = sorted(dimensions([Group("", plans, noise=0.02)]), key=lambda each: each.key)
+    by_pp, by_tp = sorted(
+        dimensions([ComparablePlans("", plans, noise=0.02)]), key=lambda each: each.key
+    )
     assert (by_pp.key, by_pp.pairs, by_pp.right) == ("pp", 1, 0)
     assert by_pp.priced == pytest.approx(-math.log(2) / math.log(1.5))
     assert (by_tp.key, by_tp.pairs, by_tp.right) == ("tp", 2, 2)
@@ -266,11 +273,16 @@ def test_a_price_is_as_sure_as_its_plans_are_many() -> None:
             for i in range(number)
         ]
 
-    (exact,) = dimensions([Group("", plans(4, off=-1))])
+    (exact,) = dimensions([ComparablePlans("", plans(4, off=-1))])
     assert (exact.pairs, exact.priced, exact.low, exact.high) == (6, 1.0, 1.0, 1.0)
     # Half of the pairs are with the plan that is off, but it is one of four: often not drawn.
-    (few,) = dimensions([Group("", plans(4, off=3))])
-    (many,) = dimensions([Group("", plans(4, off=3)), *(Group("", plans(4, off=-1)) for _ in "12")])
+    (few,) = dimensions([ComparablePlans("", plans(4, off=3))])
+    (many,) = dimensions(
+        [
+            ComparablePlans("", plans(4, off=3)),
+            *(ComparablePlans("", plans(4, off=-1)) for _ in "12"),
+        ]
+    )
     shares = [math.log(2 * 2 ** (3 - i)) / math.log(2 ** (3 - i)) for i in range(3)]
     assert few.priced == pytest.approx((1 + min(shares)) / 2)
     assert few.low == 1.0
@@ -373,7 +385,7 @@ def test_times_of_layers_are_those_that_steps_were_made_of() -> None:
     other = [pipeline(4, 2, times), pipeline(8, 2, times)]
     for each in other:
         each.keys["tp"] = 4  # too few of their own, and none of the others
-    (found,) = layer_times([Group("sweep", [*plans, *other])])
+    (found,) = layer_times([ComparablePlans("sweep", [*plans, *other])])
     assert (found.group, found.sets, found.plans) == ("sweep", "tp 8", len(SWEEP))
     assert found.fixed == pytest.approx((2e-3, 1e-3))
     assert found.sequence == pytest.approx((10e-3, 12e-3))
@@ -385,7 +397,7 @@ def test_scatter_of_steps_is_the_error_of_times_of_layers() -> None:
     times = (2e-3, 10e-3, 1.5), (2e-3, 10e-3, 1.5)
     plans = [pipeline(pp, each, times) for pp, each in SWEEP]
     plans[5].measured *= 1.03
-    (found,) = layer_times([Group("", plans)])
+    (found,) = layer_times([ComparablePlans("", plans)])
     assert 0.5 * 0.03 < found.scatter * math.sqrt(len(SWEEP) - 3) < 0.03
     assert abs(found.fixed[0] - 2e-3) < 3 * found.fixed_error
     assert abs(found.sequence[0] - 10e-3) < 3 * found.sequence_error
@@ -404,5 +416,7 @@ def test_scatter_of_steps_is_the_error_of_times_of_layers() -> None:
 )
 def test_steps_that_do_not_tell_times_of_layers(plans: list[tuple[int, int, Any]]) -> None:
     times = (2e-3, 10e-3, 1.5), (2e-3, 10e-3, 1.5)
-    group = Group("", [pipeline(pp, each, times, **options) for pp, each, options in plans])
+    group = ComparablePlans(
+        "", [pipeline(pp, each, times, **options) for pp, each, options in plans]
+    )
     assert layer_times([group]) == []

@@ -20,7 +20,7 @@ from mpisim.topo import Price
 from mpisim.workloads import Layout
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.layout import split_layers
-from mpisim.workloads.operators import Compute, Layer, Network, Operator, Parameter
+from mpisim.workloads.operators import Compute, Layer, LayerStack, Operator, Parameter
 
 MODEL = Transformer("gpt", layers=1, hidden=8, heads=1, seq_len=8, vocab=8)
 """Of the experiment; the toy network takes nothing from it."""
@@ -89,7 +89,7 @@ def block(name: str, forward: int, inputs: int, weights: int, parameters: int = 
     return Layer(name, (operator,), "block", output=16, checkpoint=10)
 
 
-def layout(network: Network, gpus: int, **plan: object) -> Layout:
+def layout(network: LayerStack, gpus: int, **plan: object) -> Layout:
     """Lay a toy network out, as `mpisim.workloads.lay_out` does with a model."""
     experiment = Experiment(
         model=MODEL,

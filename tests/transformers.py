@@ -12,7 +12,15 @@ from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Attention, Gemm, GroupedGemm, Kernel
 from mpisim.program import Operation
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.operators import Await, Communicate, Compute, Layer, Network, Operator, Task
+from mpisim.workloads.operators import (
+    Await,
+    Communicate,
+    Compute,
+    Layer,
+    LayerStack,
+    Operator,
+    Task,
+)
 from mpisim.workloads.transformer import transformer_network
 
 SHORT = {
@@ -35,16 +43,16 @@ def plan(**keys: Any) -> Plan:
     return plan_of(**{"global_batch": 1_000_000, **keys})
 
 
-def network(model: Transformer, plan: Plan) -> Network:
+def network(model: Transformer, plan: Plan) -> LayerStack:
     """The network on as few GPUs as the plan needs."""
     experts = plan.ep * plan.expert_tp
     dp = plan.dp or max(1, experts // (plan.tp * plan.cp))
     return transformer_network(model, plan, Grid.of(plan, plan.tp * plan.cp * plan.pp * dp))
 
 
-def operator(found: Network | Layer, name: str) -> Operator:
+def operator(found: LayerStack | Layer, name: str) -> Operator:
     """The first operator of a name."""
-    layers = found.layers if isinstance(found, Network) else (found,)
+    layers = found.layers if isinstance(found, LayerStack) else (found,)
     return next(each for layer in layers for each in layer.operators if each.name == name)
 
 

@@ -15,7 +15,7 @@ from mpisim.base.frozen import frozen
 from .fabrics import Fabric, FabricGraph, Ports, build_fabric
 from .node_graph import NodeGraph, build_node_graph
 from .nodes import Node, hop_latency
-from .topology import Grid, LinkKind, LinkShift, NodeKind, Topology
+from .topology import LinkKind, LinkShift, MeshCoordinates, NodeKind, Topology
 
 __all__ = ["assemble"]
 
@@ -140,7 +140,7 @@ def _tour(
     return None if (np.diff(place) > 0).all() else np.argsort(np.argsort(place))
 
 
-def _grid(fabric_graph: FabricGraph, node_graph: NodeGraph, nodes: int) -> Grid:
+def _grid(fabric_graph: FabricGraph, node_graph: NodeGraph, nodes: int) -> MeshCoordinates:
     """Return the coordinates of GPUs on the grid."""
     assert fabric_graph.grid is not None
     return replace(fabric_graph.grid, place=fabric_graph.grid.place[_own_ports(node_graph, nodes)])

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AllPairsRoutes",
-    "Grid",
     "LinkKind",
     "LinkShift",
+    "MeshCoordinates",
     "NodeKind",
     "RouteFunction",
     "Topology",
@@ -110,7 +110,7 @@ def all_pairs_routes(paths: object) -> AllPairsRoutes | None:
 
 
 @frozen(eq=False)
-class Grid:
+class MeshCoordinates:
     """Coordinates of GPUs on a torus, a mesh or a wafer.
 
     Attributes
@@ -195,7 +195,7 @@ class Topology:
     tour : int64, shape (n_gpus,), optional
         The place of each GPU in a round trip through all of them that passes each link as seldom as
         it can. By default they are in the order of their numbers.
-    grid : Grid, optional
+    grid : MeshCoordinates, optional
         Their coordinates, if the fabric is a grid. Neither depends on links that were changed.
     """
 
@@ -217,7 +217,7 @@ class Topology:
     shift: LinkShift | None = None
     labels: dict[int, str] = field(default_factory=dict)
     tour: NDArray[np.int64] | None = None
-    grid: Grid | None = None
+    grid: MeshCoordinates | None = None
 
     @property
     def n_gpus(self) -> int:

@@ -3,7 +3,8 @@
 Read in this order:
 
 - `recording`: what one rank leaves behind; `job`: what its process is told.
-- `recorder`: streams, places, waits, launches and communications → items.
+- `recorder`: streams, places, waits, launches and communications → items; `user_values`: what is
+  taken for values that the script asks for.
 - `device`: the GPU that the script sees.
 - `cuda`, `autograd`, `distributed` with `process_groups`, `data_parallel`, `attention`, `compiled`,
   `dispatch` with `data_dependent`: stand-ins of parts of PyTorch, which write into the recorder;

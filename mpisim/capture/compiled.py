@@ -150,7 +150,7 @@ def _install_compiler(recorder: Recorder, dispatch: Dispatch) -> None:
         setattr(anything, name, lambda: True)
     anything.triton_backend = lambda: None
     anything.triton_hash_with_backend = lambda: ""
-    recorder.own.append(cache_dir())  # where Inductor puts what it writes
+    recorder.values.own.append(cache_dir())  # where Inductor puts what it writes
     # Dynamo cuts graphs by its buckets, and begins behind its frame, as behind PyTorch's own.
     frames: Any = convert_frame
     frames.DistributedDataParallel = DistributedDataParallel

@@ -205,7 +205,7 @@ class Event:
         return True
 
     def elapsed_time(self, end: Any) -> float:
-        return _process.recorder.unknown("elapsed time of an event in ms", 1.0)
+        return _process.recorder.values.unknown("elapsed time of an event in ms", 1.0)
 
 
 def _stream_of(number: int) -> Any:

@@ -126,9 +126,9 @@ class DataDependent:
         known = self.values.of(tensor)
         value = self.values.likely(tensor) if known is None else known.item()
         even = self.values.is_even(tensor)
-        if self.values.sure(tensor) is None or even or self.recorder.asked():
+        if self.values.sure(tensor) is None or even or self.recorder.values.asked():
             what = f"a value of type {str(tensor.dtype)[6:]}"
-            value = self.recorder.unknown(what, value)
+            value = self.recorder.values.unknown(what, value)
         return value if short == "_local_scalar_dense" else bool(value)
 
     def list_even(self, values: Any) -> None:
@@ -140,17 +140,19 @@ class DataDependent:
         """
         low, high = values.min().item(), values.max().item()
         taken = f"{low}" if low == high else f"{low} to {high}"
-        self.recorder.evenly(f"{values.numel()} values of type {str(values.dtype)[6:]}", taken)
+        self.recorder.values.evenly(
+            f"{values.numel()} values of type {str(values.dtype)[6:]}", taken
+        )
 
     def _equal(self, one: Any, other: Any) -> bool:
         """Two tensors → whether they are equal (`torch.equal`); if unknown, what is likely."""
         what, sides = "whether two tensors are equal", (one, other)
         values = [self.values.of(each) for each in sides]
         if any(each is None for each in values):
-            return bool(self.recorder.unknown(what, True))
+            return bool(self.recorder.values.unknown(what, True))
         equal = bool(torch.equal(*values))
-        if any(self.values.sure(each) is None for each in sides) or self.recorder.asked():
-            return bool(self.recorder.unknown(what, equal))
+        if any(self.values.sure(each) is None for each in sides) or self.recorder.values.asked():
+            return bool(self.recorder.values.unknown(what, equal))
         return equal
 
     def _rows_by_value(
@@ -171,15 +173,15 @@ class DataDependent:
         if self._masks_hold:
             return int(mask.numel())
         known = self.values.sure(mask) if short in ("index", "masked_select") else None
-        if known is not None and not self.recorder.asked():
+        if known is not None and not self.recorder.values.asked():
             if self.values.is_even(mask):
                 self.list_even(known.sum())
             return int(known.count_nonzero())
         even = self.values.distinct(mask) if "unique" in short else self.values.rows(mask)
         if even is None:
-            return self.recorder.needed(f"the number of rows that {finds} selects", "ROWS")
+            return self.recorder.values.needed(f"the number of rows that {finds} selects", "ROWS")
         what = f"number of rows that {finds} selects, of an even spread,"
-        return int(self.recorder.unknown(what, even))
+        return int(self.recorder.values.unknown(what, even))
 
     def _with_values(self, func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """Operator, arguments → its results, computed on known values; None if some are unknown."""
@@ -221,7 +223,9 @@ class DataDependent:
         known = self.values.sure(tensors[0])
         spread = self.values.among(tensors[0]) if known is None else int(known.max()) + 1
         if not least and spread is None:
-            least = self.recorder.needed("the largest number that bincount counts", "LARGEST")
+            least = self.recorder.values.needed(
+                "the largest number that bincount counts", "LARGEST"
+            )
         weights = (*args[1:2], kwargs.get("weights"))[0]
         dtype = torch.int64 if weights is None else torch.float64
         if weights is not None and weights.dtype is torch.float32:
@@ -234,7 +238,9 @@ class DataDependent:
 
     def _kept_boxes(self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """Leave out boxes that overlap: as many are kept as the user says."""
-        rows = min(self.recorder.needed("the number of boxes that nms keeps", "ROWS"), len(args[0]))
+        rows = min(
+            self.recorder.values.needed("the number of boxes that nms keeps", "ROWS"), len(args[0])
+        )
         with self.fake:
             out = _empty((rows,), dtype=torch.int64, device=tensors[0].device)
         self._note(func, func._schema.name, short, args, kwargs, tensors, out)
@@ -246,7 +252,7 @@ class DataDependent:
         given, lengths, batch_first = (*args, False)[:3]
         known = self.values.sure(lengths)
         if known is None:
-            rows = self.recorder.needed("the number of rows of packed sequences", "ROWS")
+            rows = self.recorder.values.needed("the number of rows of packed sequences", "ROWS")
             longest = given.shape[1 if batch_first else 0]
             known = torch.full((rows // longest,), longest)
         steps = torch.arange(int(known.max()))

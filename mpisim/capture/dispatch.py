@@ -360,7 +360,7 @@ class Dispatch(TorchDispatchMode):
             }
             specs = (*specs, *given.values())
         if short == "_grouped_mm" and (*args, None, None)[2] is not None:
-            recorder.evenly("rows of each group of _grouped_mm")
+            recorder.values.evenly("rows of each group of _grouped_mm")
         call = OperatorCall(name, specs, tuple(spec_of(each) for each in results))
         recorder.call(call, layer, label)
         self.memory.inside(call)

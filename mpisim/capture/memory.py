@@ -20,7 +20,7 @@ from ..kernels import Gpu
 from ..memory import capacity
 from ..memory.allocations import Allocations, Recorded, holders, replay
 from ..memory.allocator_settings import parse_settings
-from ..memory.configurations import Outcome, Room, outcome, remedies
+from ..memory.configurations import AllocatorUsage, Room, outcome, remedies
 from .lower import Part
 from .recording import GATHERED, GRADIENTS, STATES, WEIGHTS, ItemKind, Recording
 
@@ -46,9 +46,9 @@ class CapturedMemory:
         The captured one that reserves most, and of how many.
     recorded : Recorded
         Its allocations.
-    chosen : Outcome
+    chosen : AllocatorUsage
         With the settings that it runs with.
-    others : tuple of Outcome
+    others : tuple of AllocatorUsage
         With others.
     passes : tuple of (str, int, int)
         Parts of the run: bytes allocated and reserved at most in each.
@@ -59,8 +59,8 @@ class CapturedMemory:
     rank: int
     ranks: int
     recorded: Recorded
-    chosen: Outcome
-    others: tuple[Outcome, ...]
+    chosen: AllocatorUsage
+    others: tuple[AllocatorUsage, ...]
     passes: tuple[tuple[str, int, int], ...]
     sharded: bool
 

@@ -72,9 +72,9 @@ def capture_rank(job: Job) -> None:
             f"{job.script}: rank {job.rank} ended with {passes} and without a step of an optimizer "
             "(torch.optim.Optimizer): there is no training step to record"
         )
-    missing = [where for where in job.values if where not in recorder.used_values]
+    missing = [where for where in job.values if where not in recorder.values.used]
     if missing:
-        asked = ", ".join(sorted({line.split(": ")[0] for line in recorder.values})) or "none"
+        asked = ", ".join(sorted({line.split(": ")[0] for line in recorder.values.taken})) or "none"
         raise InputError(f"--value {missing[0]}: no value is read there; places that read: {asked}")
     recorder.recording(str(torch.__version__)).save(job.recording)
 
@@ -365,11 +365,13 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
             recorder.copy(size, "copy to the host", blocking=True)
         what = f"{self.numel()} values of type {str(self.dtype)[6:]}"
         known = dispatch.values.sure(self)
-        if known is not None and not recorder.asked():
+        if known is not None and not recorder.values.asked():
             if dispatch.values.is_even(self):
                 dispatch.data_dependent.list_even(known)
             return original["numpy"](known).copy()
-        return np.full(tuple(self.shape), recorder.unknown(what, dispatch.values.likely(self)))
+        return np.full(
+            tuple(self.shape), recorder.values.unknown(what, dispatch.values.likely(self))
+        )
 
     def tolist(self: Any) -> Any:
         return values(self).tolist() if is_fake(self) else original["tolist"](self)

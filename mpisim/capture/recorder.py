@@ -6,17 +6,14 @@ nothing of how PyTorch calls them.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from ..base.errors import InputError
 from ..base.kinds import Operation, Phase
 from ..operators import OperatorCall, TensorSpec
 from .recording import (
@@ -32,24 +29,12 @@ from .recording import (
     StageOutputs,
     Wait,
 )
+from .user_values import UserValues
 
 __all__ = ["Ended", "Recorder"]
 
-_OWN = (str(Path(__file__).parent), "/torch/", "<frozen", "<string>")
-"""Parts of paths of files that are not the user's."""
-
-
-_STEPPING = (str(Path(__file__).parent), "/torch/_", "/torch/utils/", "/torch/distributed/tensor")
-"""Parts of paths of files that pass on what a line asks for."""
-
-MAX_TRUE_BY_LINE = 4
-"""Times in a row that one line of a loop that asks for a value is answered "true"."""
-
 MOST_WARM_UPS = 2
 """Steps that may warm up because another optimizer makes its first step in them."""
-
-MAX_TRUE_BY_CALL = 1000
-"""Times in a row that a line is, in calls that are another one each: of a loop around them."""
 
 
 class Ended(BaseException):
@@ -75,7 +60,7 @@ class Recorder:
     rank, world : int
     steps : int
         To be recorded after one step to warm up.
-    values : mapping of str to float
+    values : dict of str to float
         Place in the user's code (``train.py:42``) → what is read there.
 
     Attributes
@@ -100,12 +85,13 @@ class Recorder:
     within : list of tuple of str
         Modules around them, as of a `Recording`.
     parameters : list of TensorSpec
-    own : list of str
-        Parts of paths of files that are not the user's.
+    values : UserValues
+        What is taken for values that the script asks for.
     """
 
     def __init__(self, rank: int, world: int, steps: int, values: dict[str, float]) -> None:
-        self.rank, self.world, self.wanted, self.given = rank, world, steps, values
+        self.rank, self.world, self.wanted = rank, world, steps
+        self.values = UserValues(values)
         self.stream = 0
         self.phase = self.between = int(Phase.NONE)
         self.again = 0
@@ -117,7 +103,6 @@ class Recorder:
         self._completed: list[Completed] = []
         self.memory = _Memory()
         self.groups: list[tuple[int, ...]] = [tuple(range(world))]
-        self.values: Counter[str] = Counter()
         self.replaced: Counter[str] = Counter()
         self.broadcasts: Broadcasts = {}
         self.stage_outputs: StageOutputs = ()
@@ -125,19 +110,15 @@ class Recorder:
         self.named_devices: set[int] = set()
         self.allocations: list[Allocation] = []
         self.holders: dict[int, str] = {}
-        self.own = list(_OWN)
         self._labels: dict[str, int] = {}
         self.backwards = 0
         self.ends: list[int] = []
-        self.used_values: set[str] = set()
         self._items: list[Item] = []
         self._calls: dict[OperatorCall, int] = {}
         self._streams = 1
         self._last: dict[int, Wait] = {}
         self._pending: dict[int, list[Wait]] = {}
         self._graph: Any = None
-        self._last_asked: Any = None
-        self._alike = self._in_a_row = 0
         self._stepper: weakref.ref[object] | None = None
         self._end: int | None = None
         self._since = 0
@@ -384,118 +365,9 @@ class Recorder:
             Allocation(storage, bytes, self.stream, len(self._items), number, self.phase)
         )
 
-    # --- values -----------------------------------------------------------------------------------
-
-    def unknown(self, what: str, likely: Any) -> Any:
-        """Return what is taken for a value that no tensor has, and list it.
-
-        Parameters
-        ----------
-        what : str
-            For people.
-        likely : bool, int or float
-            Taken unless the user gives another for the place that asks.
-        """
-        where = self._given_place() or self.user_line()
-        value = likely
-        if where in self.given:
-            self.used_values.add(where)
-            value = type(likely)(self.given[where])
-        elif likely is True and self._asked_again():
-            value = False  # of a loop that ends when something is no longer true
-        self.values[f"{where}: {what} taken as {value}"] += 1
-        return value
-
-    def _asked_again(self) -> bool:
-        """Return whether this line has asked so often without a break that a loop is to end."""
-        frame: Any = sys._getframe(1)
-        while frame is not None and any(part in frame.f_code.co_filename for part in _STEPPING):
-            frame = frame.f_back
-        if frame is None:
-            return False
-        # A backward pass is a break: a loop over batches ends with its step.
-        line = (frame.f_code, frame.f_lineno, self.backwards)
-        again = line == self._last_asked
-        # Only debuggers look at the mark. By its address one call cannot be told from the next.
-        same, frame.f_trace_lines = not frame.f_trace_lines, False
-        self._alike = self._alike + 1 if again and same else 1
-        self._in_a_row = self._in_a_row + 1 if again else 1
-        self._last_asked = line
-        if self._in_a_row > MAX_TRUE_BY_CALL:
-            self._in_a_row = 0
-            return True
-        return self._alike > MAX_TRUE_BY_LINE
-
-    def asked(self) -> bool:
-        """Return whether the user has given a value for the line that is being executed."""
-        return self._given_place() is not None
-
-    def needed(self, what: str, unit: str) -> int:
-        """Return a number that only the user can give.
-
-        Parameters
-        ----------
-        what : str
-            For people.
-        unit : str
-            What the number counts.
-
-        Raises
-        ------
-        InputError
-            If it is not given.
-        """
-        if self._given_place() is None:
-            where, inside = self.user_line(), self._innermost_line()
-            library = f", of {where}" if inside != where else ""
-            raise InputError(
-                f"{where}: {what} depends on values, which a capture does not have; give it: "
-                f"--value {inside}={unit}{library}"
-            )
-        return int(self.unknown(what, 1))
-
-    def evenly(self, what: str, taken: str = "") -> None:
-        """List that something that depends on values is taken to be spread evenly.
-
-        Parameters
-        ----------
-        what, taken : str
-            For people: what it is, and the numbers that an even spread gives.
-        """
-        if taken:
-            self.values[f"{self.user_line()}: {what}, of an even spread, taken as {taken}"] += 1
-        else:
-            self.values[f"{self.user_line()}: {what} taken as equally many"] += 1
-
     def user_line(self) -> str:
         """Return file and line of the user's code that is being executed."""
-        frame: Any = sys._getframe(1)
-        outer = "the script"
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if not any(part in file for part in self.own):
-                if "site-packages" not in file and "/lib/python" not in file:
-                    return f"{Path(file).name}:{frame.f_lineno}"
-                outer = f"{Path(file).name}:{frame.f_lineno}"
-            frame = frame.f_back
-        return outer
-
-    def _innermost_line(self) -> str:
-        """Return file and line of what asks: the user's code, or a library that it has called."""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if not any(part in file for part in self.own):
-                return f"{Path(file).name}:{frame.f_lineno}"
-            frame = frame.f_back
-        return "the script"
-
-    def _given_place(self) -> str | None:
-        """Return the line that asks, of the user's code or a library's, if a value is given."""
-        if not self.given:
-            return None
-        places = (self._innermost_line(), self.user_line())
-        return next((each for each in places if each in self.given), None)
+        return self.values.user_line()
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -523,6 +395,7 @@ class Recorder:
         """A backward pass begins."""
         self.step_begins()
         self.backwards += 1
+        self.values.loop_ends()
         self._since += 1
 
     def backward_ends(self) -> None:
@@ -578,7 +451,7 @@ class Recorder:
             allocations=[each._replace(item=each.item - first) for each in self.allocations],
             labels=list(self._labels),
             holders=self.holders,
-            values=self.values,
+            values=self.values.taken,
             replaced=self.replaced,
             broadcasts=self.broadcasts,
             stage_outputs=self.stage_outputs,

@@ -161,7 +161,7 @@ class SparseTensors:
             places = max(math.prod(tensor.shape[: tensor.sparse_dim()]), 1)
             even = round(places * (1 - (1 - 1 / places) ** given))
             what = "number of different indices of a sparse tensor, of even draws,"
-            rows = int(self._recorder.unknown(what, max(even, min(given, 1))))
+            rows = int(self._recorder.values.unknown(what, max(even, min(given, 1))))
         left = self._empty((indices.shape[0], rows), torch.int64, indices.device)
         sums = self._empty((rows, *numbers.shape[1:]), numbers.dtype, indices.device)
         self._launch("aten::_coalesce", (indices, numbers), (left, sums))

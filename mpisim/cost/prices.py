@@ -24,7 +24,14 @@ from ..kernels import gpu_name
 from ..topo import Cluster
 from .power import Uncertain, added, cluster_nics, switch_ports
 
-__all__ = ["HOURS_OF_A_YEAR", "J_OF_A_KWH", "SECONDS_OF_AN_HOUR", "Price", "Prices", "read_prices"]
+__all__ = [
+    "HOURS_OF_A_YEAR",
+    "J_OF_A_KWH",
+    "SECONDS_OF_AN_HOUR",
+    "ListPrice",
+    "Prices",
+    "read_prices",
+]
 
 FILE = "prices.toml"
 
@@ -33,7 +40,7 @@ HOURS_OF_A_YEAR = 8766
 
 
 @frozen
-class Price:
+class ListPrice:
     """A price of ``data/prices.toml``.
 
     Attributes
@@ -54,7 +61,7 @@ class Price:
 
 
 @cache
-def price(table: str, name: str) -> Price | None:
+def price(table: str, name: str) -> ListPrice | None:
     """Table and name → the price of ``data/prices.toml``, None where there is none.
 
     Parameters
@@ -63,7 +70,7 @@ def price(table: str, name: str) -> Price | None:
         As in ``price("on-demand", "h100-sxm")``.
     """
     found: dict[str, Any] | None = packaged(FILE).get(table, {}).get(name)
-    return None if found is None else build(Price, found, FILE, f"{table}.{name}")
+    return None if found is None else build(ListPrice, found, FILE, f"{table}.{name}")
 
 
 @frozen

@@ -27,15 +27,15 @@ from .comparison import Comparison, compare_protocols
 from .graphs import GRAPHS, Graph, find_graph
 from .program import WorkerStep, decentralized_program
 from .protocol import Protocol
-from .simulation import Outcome, simulate_decentralized
+from .simulation import WorkerTimeline, simulate_decentralized
 
 __all__ = [
     "GRAPHS",
     "Comparison",
     "Graph",
-    "Outcome",
     "Protocol",
     "WorkerStep",
+    "WorkerTimeline",
     "compare_protocols",
     "decentralized_program",
     "find_graph",

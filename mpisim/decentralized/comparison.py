@@ -30,7 +30,7 @@ from ..prediction.variation import with_variation
 from .graphs import Graph, find_graph
 from .program import WorkerStep, decentralized_program
 from .protocol import Protocol
-from .simulation import Outcome, simulate_decentralized
+from .simulation import WorkerTimeline, simulate_decentralized
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -88,14 +88,14 @@ class Draw:
     ----------
     factors : tuple of float
         By which the bandwidth of each worker's GPU is divided.
-    baseline : Outcome
+    baseline : WorkerTimeline
         Every update of an iteration is waited for.
-    protocol : Outcome
+    protocol : WorkerTimeline
     """
 
     factors: tuple[float, ...]
-    baseline: Outcome
-    protocol: Outcome
+    baseline: WorkerTimeline
+    protocol: WorkerTimeline
 
     @property
     def speed_up(self) -> float:

@@ -39,7 +39,7 @@ from .program import IterationProgram
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Outcome", "simulate_decentralized"]
+__all__ = ["WorkerTimeline", "simulate_decentralized"]
 
 Ints = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ _KEPT = ("entered", "ended")
 
 
 @frozen(eq=False)
-class Outcome:
+class WorkerTimeline:
     """When each worker did what; equal on all processes. Times are in ps.
 
     Attributes
@@ -115,7 +115,7 @@ def simulate_decentralized(
     comm: Intracomm,
     *,
     contention: bool = True,
-) -> Outcome:
+) -> WorkerTimeline:
     """Run a program until every iteration went on with the updates that came first. **Collective.**
 
     Parameters
@@ -147,7 +147,7 @@ def simulate_decentralized(
     entered, ended = (np.stack([getattr(each, name) for each in times]) for name in _KEPT)
     for each in (entered, ended):
         each[~decided.executed] = -1
-    return Outcome(found, arrivals, entered, ended, passes, run.digest)
+    return WorkerTimeline(found, arrivals, entered, ended, passes, run.digest)
 
 
 class WorkerTimes(NamedTuple):

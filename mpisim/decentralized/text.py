@@ -11,7 +11,7 @@ import numpy as np
 from ..base.quantity import PICOSECONDS
 from ..base.text import aligned, counted, duration, quantity, shortened
 from .comparison import Comparison, Draw
-from .simulation import Outcome
+from .simulation import WorkerTimeline
 
 __all__ = ["as_json", "report_lines"]
 
@@ -46,7 +46,7 @@ def _draw(draw: Draw) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: WorkerTimeline) -> dict[str, Any]:
     return {
         "iteration_time": outcome.iteration_time / PICOSECONDS,
         "iteration_times": (outcome.iteration_times / PICOSECONDS).tolist(),

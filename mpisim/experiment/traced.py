@@ -32,7 +32,7 @@ class Traced:
     weights : str
         Format of most weights: ``fp32``, ``bf16``, ``fp16``.
     network : callable
-        Plan, grid → the layers in one rank's shapes (`mpisim.workloads.operators.Network`).
+        Plan, grid → the layers in one rank's shapes (`mpisim.workloads.operators.LayerStack`).
     others : tuple of callable
         The same, of traces of the model on other GPUs.
     of_rank : int64, optional

@@ -49,7 +49,7 @@ from ..workloads.input_pipeline import (
     input_pipeline,
     preparation_times,
 )
-from ..workloads.operators import Network
+from ..workloads.operators import LayerStack
 from ..workloads.pricing import Pricing
 from .assumptions import assumptions_of
 from .captured_step import priced_for
@@ -266,7 +266,7 @@ def _check_upload(step: TracedStep, target: Target) -> None:
 
 def _network(
     step: TracedStep, target: Target, splits: Mapping[int, Split], plan: Plan, grid: Grid
-) -> Network:
+) -> LayerStack:
     found = traced_network(
         step,
         plan,

@@ -17,7 +17,7 @@ from ..kernels.operations import BYTES, Convolution, Copy, Elementwise, Gemm, Gr
 from ..operators import TensorSpec
 from ..operators.tensors import element_bytes
 from ..workloads.grid import Grid
-from ..workloads.operators import Await, Compute, Layer, Network, Operator, Parameter, Task
+from ..workloads.operators import Await, Compute, Layer, LayerStack, Operator, Parameter, Task
 from .context_parallel import with_context, with_exchange
 from .expert_parallel import ExpertShare, experts_of
 from .growth import Growth, grown, product_role
@@ -69,7 +69,7 @@ def traced_network(
     splits: Mapping[int, Split] | None = None,
     upload: bool = False,
     loads: bool = True,
-) -> Network:
+) -> LayerStack:
     """Return the network of a traced step in the shapes of one rank.
 
     Parameters
@@ -107,7 +107,7 @@ def traced_network(
     return _with_upload(found, step, growth) if upload else found
 
 
-def _with_upload(network: Network, step: TracedStep, growth: Growth) -> Network:
+def _with_upload(network: LayerStack, step: TracedStep, growth: Growth) -> LayerStack:
     """Return a network whose first operator begins with the copy of its input from the host."""
     size = max(1, round(passed_on(step.operators) * growth.activations))
     copy = Compute("input upload", Copy(size, "host"))
@@ -165,7 +165,7 @@ class _Writer:
             for shape in ((each.shape[0], each.shape[1]),)
         }
 
-    def network(self) -> Network:
+    def network(self) -> LayerStack:
         step = self.step
         layers: list[Layer] = []
         flops = number = 0
@@ -187,7 +187,7 @@ class _Writer:
         for layer in layers:
             flops += sum(each.kernel.flops for each in layer.kernels())
         tokens = self.growth.activations * step.batch * (step.sequence or 1) * self.plan.cp
-        return Network(
+        return LayerStack(
             tuple(layers),
             flops * self.tp * self.plan.cp,
             round(tokens),

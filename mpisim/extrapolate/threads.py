@@ -26,19 +26,19 @@ from ..kernels.operations import BYTES
 from ..kernels.recorded import Recorded
 from ..program import Operation
 from ..workloads.data_parallel.frameworks import frameworks
-from ..workloads.operators import Communicate, Compute, Layer, Network, Operator, Task
+from ..workloads.operators import Communicate, Compute, Layer, LayerStack, Operator, Task
 from .network import passed_on
 from .step import TracedStep
 
 __all__ = ["as_threads"]
 
 
-def as_threads(network: Network, step: TracedStep, samples: float, gpus: int) -> Network:
+def as_threads(network: LayerStack, step: TracedStep, samples: float, gpus: int) -> LayerStack:
     """Return a network as one thread of several runs it.
 
     Parameters
     ----------
-    network : Network
+    network : LayerStack
         With the batch of one GPU.
     step : TracedStep
         That it was made of: one operator each.

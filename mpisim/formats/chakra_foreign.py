@@ -13,7 +13,7 @@ from ..base.errors import InputError
 from ..kernels.counted import RooflinePricer
 from ..program import UNPRICED, Kind, Operation, Program, ProgramBuilder, Table
 from .chakra_graph import GraphNode, ordered_nodes
-from .chakra_groups import Group, Pair, ProcessGroups, Reference
+from .chakra_groups import ChakraGroup, Pair, ProcessGroups, Reference
 from .chakra_likeness import TraceNodes, is_whole
 from .chakra_schema import COMM_TYPE, CollectiveType, NodeType
 
@@ -135,7 +135,7 @@ class _Job:
         Both ranks of a pair need not be here.
         """
         if reference not in self._numbers:
-            if isinstance(reference, Group):
+            if isinstance(reference, ChakraGroup):
                 members = reference.here
             else:
                 both = (reference.source, reference.target)
@@ -148,7 +148,7 @@ class _RankReader:
     """The rows of one rank."""
 
     def __init__(
-        self, job: _Job, rank: int, path: Path, trace: TraceNodes, groups: Mapping[str, Group]
+        self, job: _Job, rank: int, path: Path, trace: TraceNodes, groups: Mapping[str, ChakraGroup]
     ) -> None:
         if not trace.nodes:
             raise InputError(f"{path}: a Chakra execution trace without nodes")
@@ -276,7 +276,7 @@ class _RankReader:
         self.stream_of.append(stream)
         return row
 
-    def _collective(self, node: GraphNode) -> tuple[Operation, Group]:
+    def _collective(self, node: GraphNode) -> tuple[Operation, ChakraGroup]:
         kind = self._whole(node, "comm_type", -1)
         if kind not in list(CollectiveType):
             raise self._error(

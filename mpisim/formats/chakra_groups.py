@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from ..base.errors import InputError
 from ..base.frozen import frozen
 
-__all__ = ["Group", "Pair", "ProcessGroups", "Reference", "groups_of"]
+__all__ = ["ChakraGroup", "Pair", "ProcessGroups", "Reference", "groups_of"]
 
 _WORLD = ("", "0")
 """Process groups that are the whole world where nothing says otherwise, as to ASTRA-sim."""
 
 
 @frozen(eq=False)
-class Group:
+class ChakraGroup:
     """A process group, as some ranks of a job know it.
 
     Attributes
@@ -65,7 +65,7 @@ class Pair(NamedTuple):
         return f"{self.source} to {self.target}, tag {self.tag}"
 
 
-Reference = Group | Pair
+Reference = ChakraGroup | Pair
 
 
 class ProcessGroups:
@@ -82,10 +82,10 @@ class ProcessGroups:
     def __init__(self, ranks: Sequence[int], named: Mapping[str, tuple[int, ...]]) -> None:
         self.number = {rank: i for i, rank in enumerate(ranks)}
         self._named = named
-        self._known: dict[tuple[str, ...], dict[str, Group]] = {}
+        self._known: dict[tuple[str, ...], dict[str, ChakraGroup]] = {}
         self._world = {name: self._group(name, ()) for name in _WORLD}
 
-    def known_with(self, texts: Iterable[str]) -> dict[str, Group]:
+    def known_with(self, texts: Iterable[str]) -> dict[str, ChakraGroup]:
         """Return the named groups that a rank knows; those of equal texts are the same objects.
 
         Parameters
@@ -101,21 +101,21 @@ class ProcessGroups:
             self._known[key] = {name: self._group(name, ranks) for name, ranks in named.items()}
         return self._known[key]
 
-    def find(self, known: Mapping[str, Group], name: str) -> Group | None:
+    def find(self, known: Mapping[str, ChakraGroup], name: str) -> ChakraGroup | None:
         """Return a group by name; None if there is none of that name.
 
         Parameters
         ----------
-        known : mapping of str to Group
+        known : mapping of str to ChakraGroup
             From `known_with`.
         name : str
         """
         return known.get(name, self._world.get(name))
 
-    def _group(self, name: str, ranks: tuple[int, ...]) -> Group:
+    def _group(self, name: str, ranks: tuple[int, ...]) -> ChakraGroup:
         if not ranks:  # PyTorch writes no ranks for the whole world
             ranks = tuple(self.number)
-        return Group(name, ranks, tuple(self.number[r] for r in ranks if r in self.number))
+        return ChakraGroup(name, ranks, tuple(self.number[r] for r in ranks if r in self.number))
 
 
 def groups_of(path: Path, data: Any) -> dict[str, tuple[int, ...]]:

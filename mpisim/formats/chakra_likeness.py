@@ -18,7 +18,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ..base.frozen import frozen
-from .chakra_groups import Group, Pair, ProcessGroups, Reference
+from .chakra_groups import ChakraGroup, Pair, ProcessGroups, Reference
 from .chakra_schema import NodeType, attributes, messages
 
 __all__ = ["Likeness", "TraceNodes", "is_whole"]
@@ -88,7 +88,7 @@ class TraceNodes:
         )
 
     def likeness(
-        self, rank: int, groups: ProcessGroups, known: Mapping[str, Group]
+        self, rank: int, groups: ProcessGroups, known: Mapping[str, ChakraGroup]
     ) -> Likeness | None:
         """Return the key of a rank with these nodes; None where only reading them tells.
 
@@ -97,7 +97,7 @@ class TraceNodes:
         rank : int
             As the files number it.
         groups : ProcessGroups
-        known : mapping of str to Group
+        known : mapping of str to ChakraGroup
             Those that the rank knows, of `groups`.
         """
         if self._skeleton is None:

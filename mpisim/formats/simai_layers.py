@@ -13,7 +13,15 @@ from ..base.errors import InputError
 from ..program import Operation, Phase
 from .simai import SimaiWorkload
 
-__all__ = ["MICRO_BATCH", "Act", "Grid", "MicroBatches", "backward", "forward", "micro_batches"]
+__all__ = [
+    "MICRO_BATCH",
+    "Act",
+    "MicroBatches",
+    "ParallelGroups",
+    "backward",
+    "forward",
+    "micro_batches",
+]
 
 Pass = Literal["forward", "input_gradient", "weight_gradient"]
 
@@ -173,7 +181,7 @@ def micro_batches(workload: SimaiWorkload) -> MicroBatches:
 # --- ranks --------------------------------------------------------------------------------------
 
 
-class Grid:
+class ParallelGroups:
     """Which ranks of a job communicate with each other.
 
     Rank ``tp + TP·(dp + DP·pp)``: tensor-parallel ranks side by side, then data-parallel ones, of

@@ -9,7 +9,7 @@ from ..base.errors import InputError
 from ..program import Kind, Operation, Phase, Program, ProgramBuilder, Table, TableBuilder
 from ..schedules import Pipeline, pipeline
 from .simai import Part, SimaiWorkload, read_simai
-from .simai_layers import Act, Grid, MicroBatches, backward, forward, micro_batches
+from .simai_layers import Act, MicroBatches, ParallelGroups, backward, forward, micro_batches
 
 __all__ = ["simai_program"]
 
@@ -54,7 +54,7 @@ def simai_program(workload: SimaiWorkload | Path | str, n_ranks: int = 0) -> Pro
     n_ranks = workload.n_ranks or n_ranks
     if not n_ranks:
         raise InputError(f"{workload.path}: the file does not say for how many ranks; give --ranks")
-    grid = Grid(workload, n_ranks)
+    grid = ParallelGroups(workload, n_ranks)
     builder = ProgramBuilder()
     plan, batches = _plan(workload)
     writers = []
@@ -107,7 +107,7 @@ class _StageWriter:
     def __init__(
         self,
         workload: SimaiWorkload,
-        grid: Grid,
+        grid: ParallelGroups,
         rows: TableBuilder,
         plan: Pipeline | None,
         stage: int,

@@ -32,7 +32,7 @@ PyTorch's caching allocator, for recorded allocations (independent of the module
 `allocations`
     `Allocations`, a table of allocations and frees; `replay` runs it.
 `configurations`
-    `outcome`: settings and a GPU → whether allocations fit, as `Outcome`.
+    `outcome`: settings and a GPU → whether allocations fit, as `AllocatorUsage`.
 """
 
 from .constants import capacity

@@ -17,7 +17,7 @@ from .allocator_settings import parse_settings
 from .communicators import Connections
 from .constants import constants
 
-__all__ = ["CHOICES", "Outcome", "Room", "outcome", "remedies"]
+__all__ = ["CHOICES", "AllocatorUsage", "Room", "outcome", "remedies"]
 
 CHOICES = (
     "expandable_segments:True",
@@ -86,7 +86,7 @@ class Room:
 
 
 @frozen
-class Outcome:
+class AllocatorUsage:
     """Usage of memory under one configuration of the allocator, and whether it fits.
 
     Attributes
@@ -176,7 +176,7 @@ class Outcome:
         return figures
 
 
-def outcome(allocations: Allocations, text: str = "", room: Room | None = None) -> Outcome:
+def outcome(allocations: Allocations, text: str = "", room: Room | None = None) -> AllocatorUsage:
     """Allocations, PYTORCH_CUDA_ALLOC_CONF, room on a GPU → whether they fit.
 
     Parameters
@@ -191,7 +191,7 @@ def outcome(allocations: Allocations, text: str = "", room: Room | None = None) 
     usage = replay(allocations, settings)
     shares = settings.memory_fraction is not None
     if room is None or (not shares and usage.peak_reserved + 2 * room.error <= room.left):
-        return Outcome(text, usage, room=room)
+        return AllocatorUsage(text, usage, room=room)
 
     def on(left: int) -> Usage:
         return replay(allocations, settings, left, room.memory)
@@ -203,10 +203,10 @@ def outcome(allocations: Allocations, text: str = "", room: Room | None = None) 
     else:
         certain = on(room.left + margin).failure is not None
     within = bounded.failure is None and usage.peak_reserved <= room.left and not shares
-    return Outcome(text, usage, None if within else bounded, room, certain)
+    return AllocatorUsage(text, usage, None if within else bounded, room, certain)
 
 
-def remedies(allocations: Allocations, text: str, room: Room | None = None) -> list[Outcome]:
+def remedies(allocations: Allocations, text: str, room: Room | None = None) -> list[AllocatorUsage]:
     """Return the outcomes of the settings in `CHOICES` that change the reserved memory.
 
     Parameters

@@ -9,9 +9,8 @@ Read in this order:
     Bytes and formats of tensors; ``Launched``, the answer.
 :mod:`.table`
     Which rule serves which operator, and ``kernels_of``.
-:mod:`.streams`, :mod:`.products`, :mod:`.convolutions`, :mod:`.attentions`, :mod:`.norms`,
-:mod:`.recurrent`, :mod:`.embeddings`, :mod:`.optimizers`,
-:mod:`.transformer_engine`
+:mod:`.streams`, :mod:`.indexing`, :mod:`.products`, :mod:`.convolutions`, :mod:`.attentions`,
+:mod:`.norms`, :mod:`.recurrent`, :mod:`.embeddings`, :mod:`.optimizers`, :mod:`.transformer_engine`
     The rules: an operator's inputs → descriptions of its kernels.
 :mod:`.pricing`
     ``OperatorPricing``: these kernels → durations on a GPU.
@@ -24,7 +23,7 @@ raises.
 """
 
 from .call import FUSED, Argument, OperatorCall, TensorSpec
-from .streams import sort_kernels
+from .indexing import sort_kernels
 from .table import kernels_of
 from .tensors import Launched
 

@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from ..kernels.operations import Embedding, Kernel
 from .call import OperatorCall, TensorSpec
-from .streams import sort_kernels, stream
+from .indexing import sort_kernels
+from .streams import stream
 from .tensors import (
     all_tensors,
     element_bytes,

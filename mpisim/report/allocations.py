@@ -11,7 +11,7 @@ import numpy as np
 from ..base.quantity import GIB
 from ..base.text import WIDTH, aligned, duration, percent, shortened
 from ..memory.allocations import Action, Allocations, Recorded, Usage, holders
-from ..memory.configurations import Outcome
+from ..memory.configurations import AllocatorUsage
 
 __all__ = ["figures", "text"]
 
@@ -23,8 +23,8 @@ LABEL_WIDTH = 60
 
 def text(
     recorded: Recorded,
-    chosen: Outcome,
-    others: Sequence[Outcome] = (),
+    chosen: AllocatorUsage,
+    others: Sequence[AllocatorUsage] = (),
     *,
     name: str = "",
     top: int = 10,
@@ -34,8 +34,8 @@ def text(
     Parameters
     ----------
     recorded : Recorded
-    chosen : Outcome
-    others : sequence of Outcome
+    chosen : AllocatorUsage
+    others : sequence of AllocatorUsage
         What other settings come to.
     name : str
         What was recorded.
@@ -68,7 +68,7 @@ def text(
     return "\n\n".join(parts)
 
 
-def _advice(others: Sequence[Outcome]) -> str:
+def _advice(others: Sequence[AllocatorUsage]) -> str:
     """Name the settings that would help."""
     enough = [each for each in others if each.easy] or [each for each in others if each.fits]
     if not enough:
@@ -78,7 +78,7 @@ def _advice(others: Sequence[Outcome]) -> str:
     return f"Settings with which it fits {sure}: {names}"
 
 
-def _peaks(recorded: Recorded, chosen: Outcome) -> str:
+def _peaks(recorded: Recorded, chosen: AllocatorUsage) -> str:
     usage = chosen.usage
     rows: list[tuple[str, ...]] = [
         ("GiB, at most", "recorded", "simulated"),
@@ -144,7 +144,7 @@ def _over_time(allocations: Allocations, usage: Usage) -> str:
     return "\n".join(aligned(rows))
 
 
-def _choices(outcomes: Sequence[Outcome]) -> str:
+def _choices(outcomes: Sequence[AllocatorUsage]) -> str:
     judged = outcomes[0].room is not None
     head = ("settings", "reserved, GiB", "fragmentation", "calls of the driver")
     rows: list[tuple[str, ...]] = [(*head, "retries", "fits") if judged else head]
@@ -163,14 +163,16 @@ def _choices(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(aligned(rows))
 
 
-def figures(recorded: Recorded, chosen: Outcome, others: Sequence[Outcome] = ()) -> dict[str, Any]:
+def figures(
+    recorded: Recorded, chosen: AllocatorUsage, others: Sequence[AllocatorUsage] = ()
+) -> dict[str, Any]:
     """Return everything as numbers, for JSON; bytes are integers.
 
     Parameters
     ----------
     recorded : Recorded
-    chosen : Outcome
-    others : sequence of Outcome
+    chosen : AllocatorUsage
+    others : sequence of AllocatorUsage
     """
     usage = chosen.usage
     peak = int(usage.allocated.argmax()) if len(usage.allocated) else -1

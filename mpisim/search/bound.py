@@ -55,7 +55,7 @@ from ..schedules import SCHEDULES, pipeline
 from ..workloads import check_layout
 from ..workloads.grid import Grid
 from ..workloads.layout import ModelChunk, networks_of, split_layers
-from ..workloads.operators import Network as LayerStack
+from ..workloads.operators import LayerStack
 from ..workloads.recomputation import recomputed_layers
 from .layer_bounds import LayerBounds, LayerPrices, ShardedTimes
 from .pipeline_bound import PassTimes, pipeline_time

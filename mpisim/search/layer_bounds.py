@@ -23,8 +23,15 @@ from ..program import Operation
 from ..topo import Network
 from ..workloads.data_parallel.buckets import chunk_parameters, of_kind, padded
 from ..workloads.grid import Grid
-from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Operator, Task
-from ..workloads.operators import Network as LayerStack
+from ..workloads.operators import (
+    BackwardPart,
+    Communicate,
+    Compute,
+    Layer,
+    LayerStack,
+    Operator,
+    Task,
+)
 from ..workloads.recomputation import recomputed_operators
 
 __all__ = ["Classes", "LayerBounds", "LayerPrices", "ShardedTimes"]

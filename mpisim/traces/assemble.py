@@ -9,7 +9,7 @@ from ..program import Communicators, Flag, Kind, Operation, TableBuilder
 from .lower import EmitCommunication
 from .matching import Matched, Matching
 
-__all__ = ["Layout", "break_cycles"]
+__all__ = ["CommunicatorSlots", "break_cycles"]
 
 Key = tuple[tuple[int, ...], bool, int]
 """A communicator: simulated ranks, whether it is an ordered pair (sender, receiver), and the line
@@ -67,7 +67,7 @@ def break_cycles(matching: Matching) -> None:
     matching.operations[:] = kept
 
 
-class Layout:
+class CommunicatorSlots:
     """Communicators of a job and the slots to which each rank binds them.
 
     The same on every process, since it depends only on the matching.

@@ -19,7 +19,7 @@ from ..base.errors import DestinationError, InputError
 from ..base.files import hidden_name, os_errors_reported, rename_into_place
 from ..mpi.parallel import collective_errors
 from ..program import Program
-from .export_communications import Around, Event, Group, RankRun
+from .export_communications import Around, Communicator, Event, RankRun
 from .export_events import CPU, GPU, THREAD, rank_events
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def rank_run(
     """
     index = int(run.hosted[i])
     groups = [
-        Group(str(c), tuple(ranks[r] for r in program.communicators.group(c)))
+        Communicator(str(c), tuple(ranks[r] for r in program.communicators.group(c)))
         for c in program.slots_of(index).tolist()
     ]
     rows, more = run.rows(i), added or Added()

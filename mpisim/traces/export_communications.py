@@ -19,8 +19,8 @@ __all__ = [
     "NAMES",
     "Arguments",
     "Communicated",
+    "Communicator",
     "Event",
-    "Group",
     "RankRun",
     "kernel_name",
     "note_name",
@@ -177,7 +177,7 @@ Event = dict[str, Any]
 
 
 @frozen
-class Group:
+class Communicator:
     """A communicator as a file shows it: its name, and its members by global rank."""
 
     name: str
@@ -215,7 +215,7 @@ class RankRun:
     table : Table
     names : sequence of str
         Names of rows.
-    groups : list of Group
+    groups : list of Communicator
         Of each communicator slot.
     start : int
         When the rank's host started, in ps.
@@ -232,7 +232,7 @@ class RankRun:
     number: int
     table: Table
     names: Sequence[str]
-    groups: list[Group]
+    groups: list[Communicator]
     start: int
     begin: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -254,7 +254,7 @@ class Arguments:
             Kind(int(self.run.table.kind[row])), Operation(int(self.run.table.operation[row]))
         )
 
-    def group(self, row: int) -> Group:
+    def group(self, row: int) -> Communicator:
         """Row of a communication → its process group."""
         return self.run.groups[int(self.run.table.slot[row])]
 

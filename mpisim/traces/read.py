@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..base.errors import TraceError
 from ..mpi.parallel import collective_errors, progress
 from ..program import Names, Program, Table
-from .assemble import Layout, break_cycles
+from .assemble import CommunicatorSlots, break_cycles
 from .communications import Communication, rank_communications
 from .host import Call, host_calls, is_communication_kernel
 from .kineto import KERNEL, KinetoTrace, device_part, read_kineto
@@ -148,7 +148,7 @@ def read_program(
     )
     break_cycles(matching)
     ranks = [source.rank for source in sources]
-    layout = Layout(matching, ranks)
+    layout = CommunicatorSlots(matching, ranks)
     alone: dict[int, list[int]] = {rank: [] for rank in ranks}
     for of in matching.operations:
         if len(of.members) == 1:
@@ -278,7 +278,12 @@ def _kept(rank: RankTrace, lowered: Lowered, alone: list[int]) -> dict[int, floa
 
 
 def _write(
-    index: int, rank: RankTrace, source: Source, layout: Layout, names: Names, alone: list[int]
+    index: int,
+    rank: RankTrace,
+    source: Source,
+    layout: CommunicatorSlots,
+    names: Names,
+    alone: list[int],
 ) -> RankFacts:
     """Write the table of one rank."""
     device = rank.trace.device

@@ -23,7 +23,7 @@ from ..experiment.plan_options import OffloadOptions, PipelineOptions
 from ..experiment.traced import Traced
 from ..schedules import Pipeline, check_schedule, pipeline
 from .grid import Grid
-from .operators import Layer, Network
+from .operators import Layer, LayerStack
 
 __all__ = ["Layout", "ModelChunk", "lay_out", "networks_of", "split_layers"]
 
@@ -67,7 +67,7 @@ class Layout:
     grid : Grid
     pipeline : Pipeline
         Of the replicas with the most micro-batches.
-    networks : tuple of Network
+    networks : tuple of LayerStack
     network : int64, shape (world,)
         Index in `networks` of each rank's network; most models have one network.
     model_chunks : tuple of tuple of ModelChunk
@@ -83,7 +83,7 @@ class Layout:
     experiment: Experiment
     grid: Grid
     pipeline: Pipeline
-    networks: tuple[Network, ...]
+    networks: tuple[LayerStack, ...]
     network: NDArray[np.int64]
     model_chunks: tuple[tuple[ModelChunk, ...], ...]
     shorter: tuple[Pipeline, ...] = ()
@@ -249,7 +249,7 @@ def _per_node(experiment: Experiment) -> int | None:
     return experiment.cluster.node_gpus
 
 
-def networks_of(experiment: Experiment, gpus: int) -> Sequence[Network]:
+def networks_of(experiment: Experiment, gpus: int) -> Sequence[LayerStack]:
     """Experiment → the networks of its layout, without its pipelines and chunks.
 
     Parameters
@@ -266,7 +266,7 @@ def networks_of(experiment: Experiment, gpus: int) -> Sequence[Network]:
     return _networks(experiment, Grid.of(experiment.plan, gpus, _per_node(experiment)))[0]
 
 
-def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], NDArray[np.int64]]:
+def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[LayerStack], NDArray[np.int64]]:
     """Return the networks of a model, and which of them each rank has."""
     model, plan = experiment.model, experiment.plan
     one = np.zeros(grid.world, np.int64)
@@ -279,7 +279,7 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
     if isinstance(model, Traced):
         makers = (model.network, *model.others)
         which = one if model.of_rank is None else model.of_rank[: grid.world]
-        return [cast(Network, make(plan, grid)) for make in makers], which
+        return [cast(LayerStack, make(plan, grid)) for make in makers], which
     from .dlrm import dlrm_networks
 
     networks, by_data = dlrm_networks(model, plan, grid)
@@ -287,7 +287,7 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
 
 
 @lru_cache(maxsize=MOST_NETWORKS)
-def _transformer(model: Transformer, plan: Plan, grid: Grid) -> Network:
+def _transformer(model: Transformer, plan: Plan, grid: Grid) -> LayerStack:
     """Return the network of a transformer; the last few are kept, since plans share them."""
     from .transformer import transformer_network
 
@@ -320,19 +320,19 @@ def _accumulates(plan: Plan, grid: Grid) -> bool:
     return plan.global_batch > grid.dp * plan.micro_batch
 
 
-def _chunks(networks: Sequence[Network], plan: Plan) -> tuple[tuple[ModelChunk, ...], ...]:
+def _chunks(networks: Sequence[LayerStack], plan: Plan) -> tuple[tuple[ModelChunk, ...], ...]:
     """Return the model chunks of each network, as of `Layout.model_chunks`."""
     return tuple(tuple(split_layers(each, plan, plan.pp * plan.vpp)) for each in networks)
 
 
-def split_layers(network: Network, plan: Plan, parts: int) -> list[ModelChunk]:
-    """Network → model chunks, evenly or as ``plan.pipeline.stages`` says.
+def split_layers(network: LayerStack, plan: Plan, parts: int) -> list[ModelChunk]:
+    """LayerStack → model chunks, evenly or as ``plan.pipeline.stages`` says.
 
     Embeddings are in the first, heads in the last.
 
     Parameters
     ----------
-    network : Network
+    network : LayerStack
     plan : Plan
     parts : int
         Number of chunks: stages times chunks of a stage.

@@ -1,6 +1,6 @@
 """Model in the shapes of one rank: network → layers → operators → tasks (kernels, collectives).
 
-    Network = layers in order;  Layer = operators;  Operator = tasks forward, tasks backward
+    LayerStack = layers in order;  Layer = operators;  Operator = tasks forward, tasks backward
 
 A task is a kernel, a communication or a wait of the CPU, already in the shapes that one rank of the
 plan sees: a tensor-parallel matrix has its share of the columns, a sequence-parallel norm its share
@@ -41,7 +41,7 @@ __all__ = [
     "Communicate",
     "Compute",
     "Layer",
-    "Network",
+    "LayerStack",
     "Operator",
     "Parameter",
     "Task",
@@ -309,7 +309,7 @@ class Layer:
 
 
 @frozen
-class Network:
+class LayerStack:
     """A model in the shapes of one rank.
 
     Attributes

@@ -43,7 +43,7 @@ class Workload:
     pricings : tuple of Pricing
         Durations of kernels and launches on each kind of GPU.
     flops : int
-        Model FLOPs of the step over all GPUs, see `Network.flops`.
+        Model FLOPs of the step over all GPUs, see `LayerStack.flops`.
     executed_flops : int
         FLOPs of the kernels that the GPUs run, recomputation included.
     tokens : int

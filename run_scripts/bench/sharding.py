@@ -148,7 +148,7 @@ def task(number: int, platform: str, batch: int = 4096) -> Experiment:
     return replace(experiment, model=drawn_task(number, platform), plan=plan)
 
 
-class Outcome(NamedTuple):
+class ShardingResult(NamedTuple):
     """What came of a task: milliseconds by sharder, the pick, and the step of the search."""
 
     steps: dict[str, float]
@@ -164,7 +164,7 @@ class Outcome(NamedTuple):
         return self.steps[name] / self.steps[self.fastest] - 1
 
 
-def outcome(experiment: Experiment) -> Outcome:
+def outcome(experiment: Experiment) -> ShardingResult:
     """Place the tables of a task in all ways, and simulate each."""
     begun = time.monotonic()
     found = choose_placement(experiment, sharders=tuple(SHARDERS))
@@ -175,10 +175,10 @@ def outcome(experiment: Experiment) -> Outcome:
     best = steps.pop("search")
     costs.pop("search")
     pick = min(costs, key=lambda name: costs[name])
-    return Outcome(steps, pick, best, time.monotonic() - begun)
+    return ShardingResult(steps, pick, best, time.monotonic() - begun)
 
 
-def print_choices(platform: str) -> list[Outcome]:
+def print_choices(platform: str) -> list[ShardingResult]:
     """Print the table of a platform."""
     ours = ("task", "tables", "pick", "its step", "fastest", "step", "over", "slowest", "search")
     rows: list[tuple[str, ...]] = [(*ours, "paper: pick", "P", "AP", "fastest", "A", "over")]
@@ -234,7 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--levels", action="store_true", help="20 tasks at four batches, too")
     args = parser.parse_args()
-    found: list[Outcome] = []
+    found: list[ShardingResult] = []
     for platform in PLATFORMS:
         found += print_choices(platform)
         if args.levels:

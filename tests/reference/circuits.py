@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-__all__ = ["Communication", "Outcome", "run_steps"]
+__all__ = ["Communication", "StepCircuits", "run_steps"]
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Communication:
 
 
 @dataclass
-class Outcome:
+class StepCircuits:
     """Of one step: when it ended after its begin, and how many circuits it set up and destroyed."""
 
     duration: int = 0
@@ -44,7 +44,7 @@ class _Circuits:
     released: dict[tuple[int, int], int] = field(default_factory=dict)  # when last used
     busy: set[tuple[int, int]] = field(default_factory=set)
 
-    def ask(self, pair: tuple[int, int], outcome: Outcome) -> bool:
+    def ask(self, pair: tuple[int, int], outcome: StepCircuits) -> bool:
         """Take a circuit into use; return whether it has to be set up."""
         if pair in self.released:
             self.busy.add(pair)
@@ -73,7 +73,7 @@ class _Step:
         self, communications: Sequence[Communication], circuits: _Circuits, clock: int
     ) -> None:
         self.communications, self.circuits, self.clock = communications, circuits, clock
-        self.outcome = Outcome()
+        self.outcome = StepCircuits()
         ranks = sorted({rank for each in communications for rank in each.members})
         self.waiting = {
             rank: [i for i, each in enumerate(communications) if rank in each.members]
@@ -97,7 +97,7 @@ class _Step:
             if self.arrived[which] == len(self.communications[which].members):
                 self.at(self.clock, "round", which, 0)
 
-    def run(self) -> Outcome:
+    def run(self) -> StepCircuits:
         begun = self.clock
         while self.events:
             self.clock, _, what, which, number = heapq.heappop(self.events)
@@ -123,7 +123,7 @@ class _Step:
 
 def run_steps(
     communications: Sequence[Communication], ports: int, setup: int, steps: int
-) -> list[Outcome]:
+) -> list[StepCircuits]:
     """Run a step several times; all ranks begin each together.
 
     Parameters

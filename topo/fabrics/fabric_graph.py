@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpisim.base.frozen import frozen
 
-from ..topology import AllPairsRoutes, Grid
+from ..topology import AllPairsRoutes, MeshCoordinates
 
 __all__ = ["FabricGraph", "PortRoutes", "Ports", "ecmp_hash"]
 
@@ -68,7 +68,7 @@ class FabricGraph:
         are a period further on. Empty where that is not known.
     tour : int64, shape (n_ports,), optional
         The place of each port in a round trip (`Topology`); by default their own order.
-    grid : Grid, optional
+    grid : MeshCoordinates, optional
         The places of ports.
     all_pairs : AllPairsRoutes, optional
         The same ways as `hops`, of all pairs of many ports at once.
@@ -87,7 +87,7 @@ class FabricGraph:
     n_links: int = 0
     shift: list[int] = field(default_factory=list)
     tour: NDArray[np.int64] | None = None
-    grid: Grid | None = None
+    grid: MeshCoordinates | None = None
     all_pairs: AllPairsRoutes | None = None
     _rows: list[int] = field(default_factory=list)  # links of each, beside `source`
 

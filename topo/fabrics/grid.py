@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 
-from ..topology import Grid
+from ..topology import MeshCoordinates
 from .fabric import Fabric
 from .fabric_graph import FabricGraph, Ports
 
@@ -99,7 +99,7 @@ def grid(fabric: Fabric, ports: Ports) -> FabricGraph:
 
     graph.hops = hops
     router = np.arange(ports.count) // ports.each
-    graph.grid = Grid(axes.T[router], tuple(dims), tuple(wraps))
+    graph.grid = MeshCoordinates(axes.T[router], tuple(dims), tuple(wraps))
     trip = np.argsort(grid_tour(dims, wraps))
     graph.tour = trip[router] * ports.each + np.arange(ports.count) % ports.each
     graph.all_pairs = DimensionOrderRoutes(dims, wraps, router, up, down, steps, graph.n_links)

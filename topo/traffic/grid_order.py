@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ..topology import Grid, Topology
+from ..topology import MeshCoordinates, Topology
 from .groups import group_equal_rows
 
 __all__ = [
@@ -136,7 +136,9 @@ def order_by_subgrid(
     return found
 
 
-def _order_block(rows: Ints, members: Ints, place: Ints, seat: Ints, grid: Grid) -> OrderedGroups:
+def _order_block(
+    rows: Ints, members: Ints, place: Ints, seat: Ints, grid: MeshCoordinates
+) -> OrderedGroups:
     """Order groups of one kind by coordinates (s, d) and by position at a router (s,)."""
     axes = [(seat, 0), *zip(place.T, _ring_sizes(grid), strict=True)]
     sizes, rings, numbers = [], [], []
@@ -156,7 +158,7 @@ def _order_block(rows: Ints, members: Ints, place: Ints, seat: Ints, grid: Grid)
     return OrderedGroups(rows, members[order], Subgrid(tuple(sizes), tuple(rings), inside))
 
 
-def _ring_sizes(grid: Grid) -> list[int]:
+def _ring_sizes(grid: MeshCoordinates) -> list[int]:
     return [n if wraps else 0 for n, wraps in zip(grid.dims, grid.wraps, strict=True)]
 
 

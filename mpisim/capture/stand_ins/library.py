@@ -116,7 +116,7 @@ class Launcher:
         share : float
             Of the numbers that are not -1.
         """
-        self.recorder.evenly(what)
+        self.recorder.values.evenly(what)
         self.dispatch.values.chosen(chosen, share)
 
     def refuse(self, what: str) -> InputError:

@@ -19,7 +19,7 @@ from ...experiment import Dlrm, Experiment, with_keys
 from ...prediction.execution import execute
 from ...prediction.prepared import PreparedExperiment, prepare
 from ...prediction.uncertainty import error_bar
-from ...workloads.dlrm import SHARDERS, EmbeddingTable, Placement, model_tables, placements
+from ...workloads.dlrm import SHARDERS, EmbeddingTable, TablePlacement, model_tables, placements
 from ...workloads.dlrm.sharding import sharded
 from ...workloads.dlrm.tables import SHARDING
 from ..finalists import difference_error
@@ -49,7 +49,7 @@ class SimulatedPlacement:
     ----------
     name : str
         Of the sharder, ``"search"``, or ``"file"``.
-    placed : tuple of Placement
+    placed : tuple of TablePlacement
     step_ps : int
     error : float
         One standard deviation of the step time, as a share of it.
@@ -66,7 +66,7 @@ class SimulatedPlacement:
     """
 
     name: str
-    placed: tuple[Placement, ...]
+    placed: tuple[TablePlacement, ...]
     step_ps: int
     error: float
     effects: Mapping[str, float]
@@ -166,18 +166,18 @@ def choose_placement(
     empty = prepare(_with(experiment, ["row_wise fused_uvm"]))
     ranks = empty.workload.layout.grid.dp
     cost = PlacementCost(empty, tables, _room(experiment, empty, tables, ranks))
-    named: dict[str, list[Placement]] = {}
+    named: dict[str, list[TablePlacement]] = {}
     if experiment.plan.tables.placement:
         named[FILE] = placements(experiment.plan, tables, ranks)
     for name in sharders:
         of = sharded(name, tables, ranks)
-        named[name] = [Placement("table_wise", (rank,)) for rank in of]
+        named[name] = [TablePlacement("table_wise", (rank,)) for rank in of]
     compared = len(named)
     if search:
         found, more = _searched(cost, named, kinds)
         named[SEARCH] = found
         compared += more
-    simulated: dict[tuple[Placement, ...], SimulatedPlacement] = {}
+    simulated: dict[tuple[TablePlacement, ...], SimulatedPlacement] = {}
     for name, placed in named.items():
         key = tuple(placed)
         known = simulated.get(key)
@@ -201,8 +201,8 @@ def _room(
 
 
 def _searched(
-    cost: PlacementCost, named: Mapping[str, Sequence[Placement]], kinds: Sequence[str]
-) -> tuple[list[Placement], int]:
+    cost: PlacementCost, named: Mapping[str, Sequence[TablePlacement]], kinds: Sequence[str]
+) -> tuple[list[TablePlacement], int]:
     """Return the best end of the local searches, and how many placements they compared."""
     host = sum(each.size for each in cost.tables) > cost.room * cost.ranks
     numbers = range(len(cost.tables))
@@ -216,7 +216,7 @@ def _searched(
     return best, sum(compared for _, compared in ends)
 
 
-def _allowed(placed: Sequence[Placement], choices: Sequence[Sequence[Placement]]) -> bool:
+def _allowed(placed: Sequence[TablePlacement], choices: Sequence[Sequence[TablePlacement]]) -> bool:
     return all(each in of for each, of in zip(placed, choices, strict=True))
 
 
@@ -227,7 +227,7 @@ def _with(experiment: Experiment, texts: Sequence[str]) -> Experiment:
 def _simulated(
     experiment: Experiment,
     name: str,
-    placed: tuple[Placement, ...],
+    placed: tuple[TablePlacement, ...],
     cost: PlacementCost,
     empty: PreparedExperiment,
 ) -> SimulatedPlacement:

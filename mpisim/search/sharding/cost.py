@@ -25,7 +25,7 @@ from ...base.kinds import Operation
 from ...experiment import Dlrm
 from ...kernels.operations import EmbeddingTables
 from ...prediction.prepared import PreparedExperiment
-from ...workloads.dlrm import EmbeddingTable, Placement, Shard, rank_shards
+from ...workloads.dlrm import EmbeddingTable, Shard, TablePlacement, rank_shards
 from ...workloads.dlrm.dlrm_operators import DlrmOperators
 from ...workloads.eager_modules import FP32
 from ...workloads.operators import Compute, Operator
@@ -69,7 +69,7 @@ class PlacementCost:
         self._kernels = prepared.workload.pricings[0].model
         self._batch = self.grid.dp * self.plan.micro_batch
         self._network = prepared.network
-        self._loads: dict[tuple[int, Placement], Floats] = {}
+        self._loads: dict[tuple[int, TablePlacement], Floats] = {}
         self._empty = self._kernels.estimate(_nothing(False)).duration * 1e-12
         self._empty_update = self._kernels.estimate(_nothing(True)).duration * 1e-12
         bottom = next(each for each in layout.networks[0].layers if each.name == "bottom")
@@ -94,14 +94,14 @@ class PlacementCost:
 
     # --- one table ------------------------------------------------------------------------------
 
-    def load(self, number: int, placement: Placement) -> Floats:
+    def load(self, number: int, placement: TablePlacement) -> Floats:
         """Return what a table adds to each rank.
 
         Parameters
         ----------
         number : int
             Of the table.
-        placement : Placement
+        placement : TablePlacement
 
         Returns
         -------
@@ -130,7 +130,7 @@ class PlacementCost:
             float(shard.resident),
         )
 
-    def summed(self, number: int, placement: Placement) -> tuple[float, float]:
+    def summed(self, number: int, placement: TablePlacement) -> tuple[float, float]:
         """Return elements of a table that ranks add up: for a sample, and of its gradient."""
         table = self.tables[number]
         if placement.sharding == "row_wise":
@@ -201,7 +201,7 @@ class PlacementCost:
             + np.where(more > 0, CROWDED * (1 + more), 0.0)
         )
 
-    def loads(self, placed: Sequence[Placement]) -> tuple[Floats, Floats]:
+    def loads(self, placed: Sequence[TablePlacement]) -> tuple[Floats, Floats]:
         """Return the load of each rank, shape (4, ranks), and what is summed, shape (2,)."""
         loads = np.zeros((len(LOADS), self.ranks))
         summed = np.zeros(2)
@@ -210,7 +210,7 @@ class PlacementCost:
             summed += self.summed(number, each)
         return loads, summed
 
-    def of(self, placed: Sequence[Placement]) -> float:
+    def of(self, placed: Sequence[TablePlacement]) -> float:
         """Return the cost of one placement, in seconds."""
         loads, summed = self.loads(placed)
         return float(self.total(loads[None], summed[None])[0])

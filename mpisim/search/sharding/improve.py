@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...workloads.dlrm import Placement
+from ...workloads.dlrm import TablePlacement
 from ...workloads.dlrm.placement import MIN_COLUMNS
 from .cost import PlacementCost
 
@@ -48,7 +48,7 @@ PAIRS_UP_TO = 8
 
 def options(
     cost: PlacementCost, number: int, *, kinds: Sequence[str], host: bool
-) -> list[Placement]:
+) -> list[TablePlacement]:
     """Table → the placements that it can have.
 
     Parameters
@@ -64,20 +64,20 @@ def options(
     width, ranks = cost.tables[number].width, cost.ranks
     found = []
     if "table_wise" in kinds:
-        found += [Placement("table_wise", (rank,)) for rank in range(ranks)]
+        found += [TablePlacement("table_wise", (rank,)) for rank in range(ranks)]
     if "column_wise" in kinds:
         found += [
-            Placement("column_wise", slices)
+            TablePlacement("column_wise", slices)
             for slices in _slices(ranks)
             if width % len(slices) == 0 and width // len(slices) >= MIN_COLUMNS
         ]
     if "row_wise" in kinds and ranks > 1 and cost.tables[number].entries >= ranks:
-        found.append(Placement("row_wise"))
+        found.append(TablePlacement("row_wise"))
     if host:
         kept = [each for each in found if each.sharding in ("table_wise", "row_wise")]
-        found += [Placement(each.sharding, each.ranks, "fused_uvm_caching") for each in kept]
+        found += [TablePlacement(each.sharding, each.ranks, "fused_uvm_caching") for each in kept]
     if "data_parallel" in kinds and ranks > 1:
-        found.append(Placement("data_parallel"))
+        found.append(TablePlacement("data_parallel"))
     return found
 
 
@@ -89,21 +89,23 @@ def _slices(ranks: int) -> Iterator[tuple[int, ...]]:
 
 
 def improved(
-    cost: PlacementCost, start: Sequence[Placement], choices: Sequence[Sequence[Placement]]
-) -> tuple[list[Placement], int]:
+    cost: PlacementCost,
+    start: Sequence[TablePlacement],
+    choices: Sequence[Sequence[TablePlacement]],
+) -> tuple[list[TablePlacement], int]:
     """Placement → one that no single change improves, and how many placements were compared.
 
     Parameters
     ----------
     cost : PlacementCost
-    start : sequence of Placement
+    start : sequence of TablePlacement
         Of each table.
-    choices : sequence of sequence of Placement
+    choices : sequence of sequence of TablePlacement
         Of each table where it can be.
 
     Returns
     -------
-    placed : list of Placement
+    placed : list of TablePlacement
     compared : int
     """
     generator = np.random.default_rng(0)
@@ -129,7 +131,7 @@ def improved(
 class _Choices(NamedTuple):
     """Where each table can be, and what it adds there to ranks and to what they sum up."""
 
-    places: Sequence[Sequence[Placement]]
+    places: Sequence[Sequence[TablePlacement]]
     loads: Sequence[Floats]
     summed: Sequence[Floats]
 
@@ -138,13 +140,13 @@ class _Change(NamedTuple):
     """The cheapest change of a kind: its cost, the new places, how many were compared."""
 
     cost: float
-    places: Sequence[tuple[int, Placement]]
+    places: Sequence[tuple[int, TablePlacement]]
     compared: int
 
 
 def _local_optimum(
-    cost: PlacementCost, start: Sequence[Placement], choice: _Choices
-) -> tuple[list[Placement], int]:
+    cost: PlacementCost, start: Sequence[TablePlacement], choice: _Choices
+) -> tuple[list[TablePlacement], int]:
     """Placement → a local optimum of moves and, where no move lowers the cost, of swaps."""
     placed, compared = list(start), 0
     for _ in range(MAX_CHANGES):
@@ -165,7 +167,7 @@ def _local_optimum(
 
 def _best_move(
     cost: PlacementCost,
-    placed: Sequence[Placement],
+    placed: Sequence[TablePlacement],
     choice: _Choices,
     now: Floats,
     sums: Floats,
@@ -189,7 +191,7 @@ def _best_move(
 
 def _best_swap(
     cost: PlacementCost,
-    placed: Sequence[Placement],
+    placed: Sequence[TablePlacement],
     choice: _Choices,
     now: Floats,
     sums: Floats,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...base.quantity import GIB
 from ...base.text import aligned, duration, percentage
-from ...workloads.dlrm import RULES, Placement
+from ...workloads.dlrm import RULES, TablePlacement
 from .choose import FILE, SEARCH, Chosen, SimulatedPlacement
 from .cost import LOADS
 
@@ -118,7 +118,7 @@ def chosen_figures(found: Chosen) -> dict[str, Any]:
     }
 
 
-def _texts(placed: tuple[Placement, ...]) -> list[str]:
+def _texts(placed: tuple[TablePlacement, ...]) -> list[str]:
     return [str(each) for each in placed]
 
 

@@ -16,7 +16,7 @@ from ...base.quantity import Z_90
 from ...mpi.parallel import collective_errors
 from ...prediction.step_constants import ModelError, StepConstants, model_class, packaged_constants
 from .experiments import Mapped, Skipped, experiment_of, shown
-from .predict import Outcome, digest, predict
+from .predict import PredictedStep, digest, predict
 from .rows import Row, read
 from .settings import Settings, settings
 
@@ -34,7 +34,7 @@ class Compared:
     """A measured step and its prediction, in seconds."""
 
     mapped: Mapped
-    outcome: Outcome
+    outcome: PredictedStep
     model_error: float = 0.0
     """Relative uncertainty from what the model leaves out."""
 
@@ -223,7 +223,7 @@ def compare(
     changes: Sequence[str] = (),
     every: bool = False,
     constants: StepConstants | None = None,
-    known: Mapping[str, Outcome] | None = None,
+    known: Mapping[str, PredictedStep] | None = None,
     profiles: bool = True,
     keep: Callable[[Sequence[Mapped]], list[Mapped]] = list,
 ) -> Comparison | None:
@@ -245,7 +245,7 @@ def compare(
         Whether to simulate every micro-batch of long steps (`mpisim.prediction.extrapolation`).
     constants : StepConstants, optional
         Fitted to steps; none by default.
-    known : mapping of str to Outcome, optional
+    known : mapping of str to PredictedStep, optional
         What was simulated before without constants (`mpisim.validate.e2e.predict`); other rows are
         simulated.
     profiles : bool
@@ -295,8 +295,8 @@ def _outcomes(
     comm: Intracomm,
     every: bool,
     constants: StepConstants | None,
-    known: Mapping[str, Outcome],
-) -> list[Outcome] | None:
+    known: Mapping[str, PredictedStep],
+) -> list[PredictedStep] | None:
     """Simulate what is not known. **Collective.**"""
     names = [digest(mapped, every) for mapped in ready] if known else [""] * len(ready)
     left = [mapped for mapped, name in zip(ready, names, strict=True) if name not in known]
@@ -308,7 +308,9 @@ def _outcomes(
     return [known[name] if name in known else next(rest) for name in names]
 
 
-def _compared(mapped: Mapped, outcome: Outcome, errors: ModelError | None, plain: bool) -> Compared:
+def _compared(
+    mapped: Mapped, outcome: PredictedStep, errors: ModelError | None, plain: bool
+) -> Compared:
     if errors is None:
         return Compared(mapped, outcome)
     fitted = errors.known if outcome.known else errors.unknown

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNKNOWN_NETWORK",
-    "Outcome",
+    "PredictedStep",
     "assign",
     "digest",
     "outcome_as_json",
@@ -128,7 +128,7 @@ def _nothing() -> NDArray[np.int64]:
 
 
 @frozen
-class Outcome:
+class PredictedStep:
     """Simulated step of one experiment.
 
     Attributes
@@ -197,7 +197,7 @@ def predict(
     *,
     every: bool = False,
     constants: Sequence[StepConstants] | None = None,
-) -> list[Outcome] | None:
+) -> list[PredictedStep] | None:
     """Simulate rows. **Collective**: every process passes the same rows.
 
     Equal experiments are simulated once, and long steps that differ only in their number of
@@ -215,7 +215,7 @@ def predict(
 
     Returns
     -------
-    list of Outcome or None
+    list of PredictedStep or None
         In the order of `rows`, on process 0; None on the others.
     """
     tables = constants or [NO_CONSTANTS] * len(rows)
@@ -236,7 +236,9 @@ def predict(
     ]
 
 
-def _with_networks(outcome: Outcome, others: Sequence[tuple[Outcome, float]]) -> Outcome:
+def _with_networks(
+    outcome: PredictedStep, others: Sequence[tuple[PredictedStep, float]]
+) -> PredictedStep:
     """Outcome, those on other networks with their shares → with the error of not knowing which.
 
     It is the standard deviation of the normal distribution whose logarithms of the step are as far
@@ -256,18 +258,18 @@ def _with_networks(outcome: Outcome, others: Sequence[tuple[Outcome, float]]) ->
     return replace(outcome, inputs=math.hypot(outcome.inputs, error), effects=effects)
 
 
-def _steps(jobs: Sequence[_Job], comm: Intracomm, every: bool) -> list[Outcome] | None:
+def _steps(jobs: Sequence[_Job], comm: Intracomm, every: bool) -> list[PredictedStep] | None:
     """Simulate steps, long ones by two shorter ones. **Collective.**
 
     Returns
     -------
-    list of Outcome or None
+    list of PredictedStep or None
         In the order of `jobs`, on process 0; None on the others.
     """
     ways: list[list[ShortenedRun | None]] = [
         [*([] if every else shortened_runs(job.experiment)), None] for job in jobs
     ]
-    outcomes: list[Outcome | None] = [None] * len(jobs)
+    outcomes: list[PredictedStep | None] = [None] * len(jobs)
     left = list(range(len(jobs)))
     # Two shorter steps that do not determine a long one are followed by two longer, then by itself.
     while left:
@@ -292,18 +294,18 @@ def _steps_to_simulate(job: _Job, rounds: ShortenedRun | None) -> list[_Job]:
     ]
 
 
-def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome]] | None:
+def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[PredictedStep]] | None:
     """Simulate all jobs, equal ones once. **Collective.**
 
     Returns
     -------
-    list of list of Outcome or None
+    list of list of PredictedStep or None
         As `wanted`, on process 0; None on the others.
     """
     jobs = {job.name: job for parts in wanted for job in parts}
     order = list(jobs)
     mine = assign([jobs[name].experiment for name in order], comm.size)[comm.rank]
-    found: dict[int, Outcome] = {}
+    found: dict[int, PredictedStep] = {}
     networks = NetworkCache()
     efforts = [_effort(jobs[order[i]].experiment) for i in mine]
     with progress(comm, "simulating rows", sum(efforts)) as update:
@@ -317,7 +319,7 @@ def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome
     return [[known[job.name] for job in parts] for parts in wanted]
 
 
-def _simulated(job: _Job, networks: NetworkCache) -> Outcome:
+def _simulated(job: _Job, networks: NetworkCache) -> PredictedStep:
     """Simulate one experiment on this process alone."""
     from mpi4py import MPI
 
@@ -328,7 +330,7 @@ def _simulated(job: _Job, networks: NetworkCache) -> Outcome:
         assert case.constants is not None
         lengths = PathShares(case, run).lengths()
         error = error_bar(case, run, lengths, model_error=False, overlap=overlap)
-        return Outcome(
+        return PredictedStep(
             seconds=run.step_time / PICOSECONDS,
             before_optimizer=_before_optimizer(case, run.critical_path) / PICOSECONDS,
             inputs=error.relative,
@@ -345,12 +347,12 @@ def _simulated(job: _Job, networks: NetworkCache) -> Outcome:
         )
     except MpisimError as error:
         prefix = f"{job.experiment.source}: "
-        return Outcome(failed=str(error).removeprefix(prefix))
+        return PredictedStep(failed=str(error).removeprefix(prefix))
     except Exception as error:  # a bug met by one row must not cost the other rows
-        return Outcome(failed=f"internal error: {type(error).__name__}: {error}")
+        return PredictedStep(failed=f"internal error: {type(error).__name__}: {error}")
 
 
-def _joined(parts: Sequence[Outcome], numbers: ShortenedRun | None) -> Outcome | None:
+def _joined(parts: Sequence[PredictedStep], numbers: ShortenedRun | None) -> PredictedStep | None:
     """Return the outcome of a row from its simulation, or extrapolated from two shorter ones.
 
     None if the shorter ones do not determine it.
@@ -408,13 +410,13 @@ def digest(mapped: Mapped, every: bool) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def outcome_as_json(mapped: Mapped, outcome: Outcome, every: bool) -> dict[str, Any]:
+def outcome_as_json(mapped: Mapped, outcome: PredictedStep, every: bool) -> dict[str, Any]:
     """Return an outcome as a table of JSON.
 
     Parameters
     ----------
     mapped : Mapped
-    outcome : Outcome
+    outcome : PredictedStep
         Of this row's experiment.
     every : bool
         Whether every micro-batch is simulated.
@@ -430,7 +432,7 @@ def outcome_as_json(mapped: Mapped, outcome: Outcome, every: bool) -> dict[str, 
     }
 
 
-def stored(path: str | Path) -> dict[str, Outcome]:
+def stored(path: str | Path) -> dict[str, PredictedStep]:
     """File of ``mpisim validate e2e --json`` → its simulated outcomes.
 
     Parameters
@@ -440,7 +442,7 @@ def stored(path: str | Path) -> dict[str, Outcome]:
 
     Returns
     -------
-    dict of str to Outcome
+    dict of str to PredictedStep
         By digest of the experiment.
 
     Raises
@@ -462,13 +464,13 @@ def stored(path: str | Path) -> dict[str, Outcome]:
         ) from error
 
 
-def _outcome(case: Mapping[str, Any]) -> Outcome:
+def _outcome(case: Mapping[str, Any]) -> PredictedStep:
     seconds, before_optimizer, inputs = (float(case[name]) for name in NUMBERS)
     lengths, effects = (
         {str(name): float(value) for name, value in case[key].items()}
         for key in ("lengths", "effects")
     )
-    return Outcome(
+    return PredictedStep(
         seconds,
         before_optimizer,
         inputs,

@@ -29,9 +29,9 @@ from ..e2e.experiments import Mapped
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from ..e2e.predict import Outcome
+    from ..e2e.predict import PredictedStep
 
-__all__ = ["Group", "MeasuredPlan", "Noise", "Sweeps", "compare_plans"]
+__all__ = ["ComparablePlans", "MeasuredPlan", "Noise", "Sweeps", "compare_plans"]
 
 TRUST = "AB"
 """Trust of the rows that count: F follows a formula, C is weak."""
@@ -137,7 +137,7 @@ class Noise:
         return cls(source, plans, math.sqrt(square / freedom) if freedom else 0.0)
 
 
-class Group:
+class ComparablePlans:
     """Plans that were measured under the same conditions.
 
     Parameters
@@ -160,9 +160,11 @@ class Group:
             if value is not None and any(each.get(key, value) != value for each in keys)
         )
 
-    def sound(self) -> Group:
+    def sound(self) -> ComparablePlans:
         """Return the group without plans whose measurements are suspect."""
-        return Group(self.name, [each for each in self.plans if not each.suspect], self.noise)
+        return ComparablePlans(
+            self.name, [each for each in self.plans if not each.suspect], self.noise
+        )
 
 
 @frozen
@@ -171,13 +173,13 @@ class Sweeps:
 
     Attributes
     ----------
-    groups : list of Group
+    groups : list of ComparablePlans
         Those with the most plans first.
     noise : list of Noise
         Of all sources together, then of each that repeated measurements.
     """
 
-    groups: list[Group]
+    groups: list[ComparablePlans]
     noise: list[Noise]
 
 
@@ -188,7 +190,7 @@ def compare_plans(
     where: Mapping[str, str] | None = None,
     changes: Sequence[str] = (),
     least: int = 4,
-    known: Mapping[str, Outcome] | None = None,
+    known: Mapping[str, PredictedStep] | None = None,
 ) -> Sweeps | None:
     """Table of measured steps → its groups of plans, each predicted. **Collective.**
 
@@ -236,7 +238,7 @@ def compare_plans(
         (first, *_), *_ = plans.values()
         rows = [[by_row[each.row.id] for each in plan] for plan in plans.values()]
         plan_rows = [MeasuredPlan(each) for each in rows]
-        groups.append(Group(_name(first), plan_rows, noise[0].error))
+        groups.append(ComparablePlans(_name(first), plan_rows, noise[0].error))
     return Sweeps(sorted(groups, key=lambda group: (-len(group.plans), group.name)), noise)
 
 

@@ -25,7 +25,7 @@ from ...base.frozen import frozen
 from ...experiment import Transformer
 from ...experiment.model_counts import model_flops
 from ...experiment.plan_keys import short_key
-from .groups import Group, MeasuredPlan
+from .groups import ComparablePlans, MeasuredPlan
 
 __all__ = ["LayerTimes", "layer_times"]
 
@@ -66,12 +66,12 @@ class LayerTimes:
     scatter: float
 
 
-def layer_times(groups: Sequence[Group]) -> list[LayerTimes]:
+def layer_times(groups: Sequence[ComparablePlans]) -> list[LayerTimes]:
     """Groups of plans → time of a layer, measured and predicted.
 
     Parameters
     ----------
-    groups : sequence of Group
+    groups : sequence of ComparablePlans
 
     Returns
     -------
@@ -121,7 +121,9 @@ def _terms(plan: MeasuredPlan) -> tuple[float, float, float]:
     return passes, passes * own.micro_batch, 1 / own.pp
 
 
-def _fitted(group: Group, plans: Sequence[MeasuredPlan], terms: NDArray[np.float64]) -> LayerTimes:
+def _fitted(
+    group: ComparablePlans, plans: Sequence[MeasuredPlan], terms: NDArray[np.float64]
+) -> LayerTimes:
     batch = [each.rows[0].mapped.experiment.plan.global_batch for each in plans]
     measured = np.array([each.measured for each in plans]) * batch
     predicted = np.array([each.predicted for each in plans]) * batch

@@ -29,7 +29,7 @@ from ...base.frozen import frozen
 from ...experiment.plan_keys import short_key
 from ...prediction.uncertainty import unshared_share
 from ..e2e.cross_validation import sufficient_error
-from .groups import Group, MeasuredPlan
+from .groups import ComparablePlans, MeasuredPlan
 
 __all__ = [
     "MIN_CLEAR_DIFFERENCE",
@@ -107,7 +107,7 @@ class Ranking:
     gamma: float
 
     @classmethod
-    def of(cls, group: Group) -> Ranking:
+    def of(cls, group: ComparablePlans) -> Ranking:
         """Group → its ranking."""
         stats: Any = import_module("scipy.stats")
         plans = group.plans
@@ -173,7 +173,7 @@ class Expected:
     high: float
 
     @classmethod
-    def of(cls, groups: Sequence[Group]) -> Expected:
+    def of(cls, groups: Sequence[ComparablePlans]) -> Expected:
         """Groups → the mean of their correlations, as their plans' stated errors would make it."""
         rng = np.random.default_rng(0)
         drawn = [_expected_correlations(each, rng) for each in groups]
@@ -185,7 +185,9 @@ class Expected:
         return cls(float(means.mean()), float(low), float(high))
 
 
-def _expected_correlations(group: Group, rng: np.random.Generator) -> NDArray[np.float64] | None:
+def _expected_correlations(
+    group: ComparablePlans, rng: np.random.Generator
+) -> NDArray[np.float64] | None:
     """Group → rank correlation in every draw of its plans' errors; None if all times are equal.
 
     An input that is off is off in all plans, each by its own effect. What the model leaves out and
@@ -201,7 +203,7 @@ def _expected_correlations(group: Group, rng: np.random.Generator) -> NDArray[np
     return _rank_correlations(measured, errors + own * rng.standard_normal(errors.shape))
 
 
-def _differ(group: Group) -> Iterator[tuple[MeasuredPlan, MeasuredPlan]]:
+def _differ(group: ComparablePlans) -> Iterator[tuple[MeasuredPlan, MeasuredPlan]]:
     """Yield pairs of plans whose measured times differ by more than noise."""
     least = MIN_NOISE_DEVIATIONS * math.sqrt(2) * group.noise
     for one, other in combinations(group.plans, 2):
@@ -209,7 +211,7 @@ def _differ(group: Group) -> Iterator[tuple[MeasuredPlan, MeasuredPlan]]:
             yield one, other
 
 
-def _beyond(group: Group) -> Iterator[int]:
+def _beyond(group: ComparablePlans) -> Iterator[int]:
     """Yield 1 for a pair that differs by more than noise and is in the right order, else -1 or 0.
 
     0: both plans are predicted to take equally long.
@@ -236,12 +238,12 @@ def gamma_of(signs: Sequence[int]) -> float:
     return sum(signs) / decided if decided else math.nan
 
 
-def beyond_noise(groups: Sequence[Group]) -> list[int]:
+def beyond_noise(groups: Sequence[ComparablePlans]) -> list[int]:
     """Groups of plans → order of all pairs that differ by more than noise.
 
     Parameters
     ----------
-    groups : sequence of Group
+    groups : sequence of ComparablePlans
 
     Returns
     -------
@@ -278,12 +280,12 @@ class Dimension:
     high: float
 
 
-def dimensions(groups: Sequence[Group]) -> list[Dimension]:
+def dimensions(groups: Sequence[ComparablePlans]) -> list[Dimension]:
     """Groups of plans → how well the effect of each key of the plan is predicted.
 
     Parameters
     ----------
-    groups : sequence of Group
+    groups : sequence of ComparablePlans
 
     Returns
     -------
@@ -363,12 +365,12 @@ class Reliable:
     stated: float
 
 
-def reliability(groups: Sequence[Group]) -> list[Reliable]:
+def reliability(groups: Sequence[ComparablePlans]) -> list[Reliable]:
     """Groups of plans → how often the order of two plans is right, by the certainty stated for it.
 
     Parameters
     ----------
-    groups : sequence of Group
+    groups : sequence of ComparablePlans
         Pairs that were measured, or are predicted, to take equally long are left out.
 
     Returns
@@ -386,7 +388,7 @@ def reliability(groups: Sequence[Group]) -> list[Reliable]:
     return found
 
 
-def _pairs(groups: Sequence[Group]) -> Iterator[tuple[float, bool]]:
+def _pairs(groups: Sequence[ComparablePlans]) -> Iterator[tuple[float, bool]]:
     """Yield z of every pair of plans of one group, and whether their order is right."""
     for group in groups:
         for one, other in combinations(group.plans, 2):
@@ -394,7 +396,7 @@ def _pairs(groups: Sequence[Group]) -> Iterator[tuple[float, bool]]:
                 yield abs(one.ahead(other)), _right(one, other)
 
 
-def unshared_error(groups: Sequence[Group]) -> float:
+def unshared_error(groups: Sequence[ComparablePlans]) -> float:
     """Groups of plans → error that plans do not share, from the spread of their differences.
 
     The smallest share of the shorter step that, added to the error from uncertain inputs, lets
@@ -402,7 +404,7 @@ def unshared_error(groups: Sequence[Group]) -> float:
 
     Parameters
     ----------
-    groups : sequence of Group
+    groups : sequence of ComparablePlans
 
     Returns
     -------

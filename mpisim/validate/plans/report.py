@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...base.text import aligned, markdown_table, percentage, replace_between
-from .groups import Group, Noise, Sweeps
+from .groups import ComparablePlans, Noise, Sweeps
 from .layers import LayerTimes, layer_times
 from .ranking import (
     MIN_CLEAR_DIFFERENCE,
@@ -190,7 +190,7 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _means(groups: Sequence[Group]) -> dict[str, Any]:
+def _means(groups: Sequence[ComparablePlans]) -> dict[str, Any]:
     """Return means over groups, and sums of pairs."""
     found = [Ranking.of(group) for group in groups]
 
@@ -214,9 +214,9 @@ def _means(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _sound(groups: Sequence[Group], least: int) -> list[Group]:
+def _sound(groups: Sequence[ComparablePlans], least: int) -> list[ComparablePlans]:
     """Return the groups without suspect rows, where enough plans are left."""
-    return [group for group in map(Group.sound, groups) if len(group.plans) >= least]
+    return [group for group in map(ComparablePlans.sound, groups) if len(group.plans) >= least]
 
 
 def _parts(found: Sweeps, least: int, lay: Lay) -> list[str]:
@@ -265,11 +265,13 @@ def _parts(found: Sweeps, least: int, lay: Lay) -> list[str]:
     ]
 
 
-def _suspect(groups: Sequence[Group]) -> bool:
+def _suspect(groups: Sequence[ComparablePlans]) -> bool:
     return any(plan.suspect for group in groups for plan in group.plans)
 
 
-def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str]]:
+def _table(
+    groups: Sequence[ComparablePlans], sound: Sequence[ComparablePlans]
+) -> list[Sequence[str]]:
     headings = (
         *("group", "plans", "regret", "blind", "Spearman", "ceiling"),
         *("expected", "Kendall", "pairs", "right", "gamma"),
@@ -348,7 +350,7 @@ def _expected(found: Mapping[str, float | None]) -> str:
     return "" if mean is None else f"{mean:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _choices(groups: Sequence[Group]) -> list[Sequence[str]]:
+def _choices(groups: Sequence[ComparablePlans]) -> list[Sequence[str]]:
     """What was measured to be the fastest, and what is predicted to be."""
     cells: list[Sequence[str]] = [("group", "fastest as measured", "fastest as predicted")]
     for group in groups:

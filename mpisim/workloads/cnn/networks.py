@@ -21,7 +21,7 @@ from ...experiment.models import Cnn
 from ...experiment.plan import Plan
 from ..eager_modules import FP32, elementwise
 from ..grid import Grid
-from ..operators import Layer, Network, Operator
+from ..operators import Layer, LayerStack, Operator
 from .image_operators import Image, ImageOperators
 from .resnet import resnet
 from .ssd import ssd
@@ -54,7 +54,7 @@ DENSE_BOTTLENECK = 4
 """Channels of the 1 × 1 convolution, over those a dense layer gives out."""
 
 
-def cnn_network(model: Cnn, plan: Plan, grid: Grid) -> Network:
+def cnn_network(model: Cnn, plan: Plan, grid: Grid) -> LayerStack:
     """Model, plan and grid → the layers of a CNN as PyTorch runs torchvision's.
 
     Data and pipeline parallelism leave its shapes alone; for tensor parallelism see
@@ -68,7 +68,7 @@ def cnn_network(model: Cnn, plan: Plan, grid: Grid) -> Network:
 
     Returns
     -------
-    Network
+    LayerStack
         Its FLOPs are those of convolutions and linear layers, forward and backward; the first
         convolution needs no gradient of its input.
 
@@ -79,7 +79,7 @@ def cnn_network(model: Cnn, plan: Plan, grid: Grid) -> Network:
     """
     layers = tuple(CNN_FAMILIES[model.family](ImageOperators(plan, grid), model))
     flops = sum(step.kernel.flops for layer in layers for step in layer.kernels())
-    return Network(layers, grid.tp * flops, plan.micro_batch)
+    return LayerStack(layers, grid.tp * flops, plan.micro_batch)
 
 
 # --- VGG ----------------------------------------------------------------------------------------

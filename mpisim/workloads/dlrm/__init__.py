@@ -14,7 +14,7 @@ order). A further sharder is a function and an entry in `sharding.SHARDERS`, and
 """
 
 from .network import dlrm_networks
-from .placement import Placement, placements, rank_shards
+from .placement import TablePlacement, placements, rank_shards
 from .reuse import Reuse, reuse_factors, zipf_lookups
 from .sharding import COSTS, RULES, SHARDERS, assign_tables
 from .tables import EmbeddingTable, Shard, model_tables
@@ -24,9 +24,9 @@ __all__ = [
     "RULES",
     "SHARDERS",
     "EmbeddingTable",
-    "Placement",
     "Reuse",
     "Shard",
+    "TablePlacement",
     "assign_tables",
     "dlrm_networks",
     "model_tables",

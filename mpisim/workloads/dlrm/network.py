@@ -35,15 +35,17 @@ from mpisim.base.errors import InputError
 from ...experiment.models import Dlrm
 from ...experiment.plan import Plan
 from ..grid import Grid
-from ..operators import Layer, Network
+from ..operators import Layer, LayerStack
 from .dlrm_operators import DlrmOperators
-from .placement import Placement, placements, rank_shards
+from .placement import TablePlacement, placements, rank_shards
 from .tables import Shard, model_tables
 
 __all__ = ["dlrm_networks"]
 
 
-def dlrm_networks(model: Dlrm, plan: Plan, grid: Grid) -> tuple[list[Network], NDArray[np.int64]]:
+def dlrm_networks(
+    model: Dlrm, plan: Plan, grid: Grid
+) -> tuple[list[LayerStack], NDArray[np.int64]]:
     """Model, plan and grid → the different networks of the ranks, and which of them each rank has.
 
     Parameters
@@ -54,7 +56,7 @@ def dlrm_networks(model: Dlrm, plan: Plan, grid: Grid) -> tuple[list[Network], N
 
     Returns
     -------
-    networks : list of Network
+    networks : list of LayerStack
         Ranks whose tables have the same sizes share one.
     network : int64, shape (dp,)
 
@@ -75,7 +77,7 @@ def dlrm_networks(model: Dlrm, plan: Plan, grid: Grid) -> tuple[list[Network], N
 
 def _network(
     model: Dlrm, plan: Plan, grid: Grid, own: Sequence[Shard], sent: Sequence[tuple[int, ...]]
-) -> Network:
+) -> LayerStack:
     """Shards of a rank, elements that all ranks send for a sample → layers of the rank."""
     m = DlrmOperators(model, plan, grid, own, sent)
     row = m.element * m.batch
@@ -91,10 +93,10 @@ def _network(
         Layer("loss", (m.loss(),), "head", 0, row),
     )
     flops = sum(step.kernel.flops for layer in layers for step in layer.kernels())
-    return Network(layers, flops, plan.micro_batch)
+    return LayerStack(layers, flops, plan.micro_batch)
 
 
-def _check(plan: Plan, grid: Grid, placed: Sequence[Placement]) -> None:
+def _check(plan: Plan, grid: Grid, placed: Sequence[TablePlacement]) -> None:
     if not plan.framework.fused:
         for number, each in enumerate(placed):
             if each.sharding != "table_wise" or each.kernel != "fused":

@@ -19,14 +19,14 @@ from ...experiment.plan import Plan
 from .sharding import sharded
 from .tables import KERNELS, SHARDING, EmbeddingKernel, EmbeddingTable, Shard, Sharding
 
-__all__ = ["Placement", "placements", "rank_shards"]
+__all__ = ["TablePlacement", "placements", "rank_shards"]
 
 MIN_COLUMNS = 4
 """Elements of the narrowest slice of columns: FBGEMM loads vectors of four."""
 
 
 @frozen
-class Placement:
+class TablePlacement:
     """Placement of an embedding table: kind of sharding, ranks, memory.
 
     Attributes
@@ -46,7 +46,7 @@ class Placement:
         return " ".join((self.sharding, *map(str, self.ranks), *kernel))
 
 
-def placements(plan: Plan, tables: Sequence[EmbeddingTable], ranks: int) -> list[Placement]:
+def placements(plan: Plan, tables: Sequence[EmbeddingTable], ranks: int) -> list[TablePlacement]:
     """Plan, tables → placement of each table.
 
     Parameters
@@ -77,18 +77,18 @@ def placements(plan: Plan, tables: Sequence[EmbeddingTable], ranks: int) -> list
         zip(left, sharded(plan.tables.sharder, [tables[i] for i in left], ranks), strict=True)
     )
     return [
-        Placement("table_wise", (given[i],), "fused" if each is None else each.kernel)
+        TablePlacement("table_wise", (given[i],), "fused" if each is None else each.kernel)
         if i in given
-        else cast(Placement, each)
+        else cast(TablePlacement, each)
         for i, each in enumerate(found)
     ]
 
 
-def _is_open(placement: Placement) -> bool:
+def _is_open(placement: TablePlacement) -> bool:
     return placement.sharding == "table_wise" and not placement.ranks
 
 
-def _read(text: str, number: int, table: EmbeddingTable, ranks: int) -> Placement:
+def _read(text: str, number: int, table: EmbeddingTable, ranks: int) -> TablePlacement:
     """Return the placement that an entry of ``plan.tables.placement`` states."""
     where = f"plan.tables.placement[{number}] is {text!r}"
     kind, *rest = text.split() or [""]
@@ -103,7 +103,7 @@ def _read(text: str, number: int, table: EmbeddingTable, ranks: int) -> Placemen
             )
     if not all(each.isdecimal() and int(each) < ranks for each in rest):
         raise InputError(f"{where}; ranks are numbers from 0 to {ranks - 1}")
-    found = Placement(kind, tuple(map(int, rest)), cast(EmbeddingKernel, kernel))
+    found = TablePlacement(kind, tuple(map(int, rest)), cast(EmbeddingKernel, kernel))
     if kind == "table_wise" and len(rest) > 1:
         raise InputError(f"{where}; a whole table is on one rank")
     if kind in ("row_wise", "data_parallel") and rest:
@@ -120,14 +120,14 @@ def _read(text: str, number: int, table: EmbeddingTable, ranks: int) -> Placemen
 
 
 def rank_shards(
-    tables: Sequence[EmbeddingTable], placed: Sequence[Placement], ranks: int
+    tables: Sequence[EmbeddingTable], placed: Sequence[TablePlacement], ranks: int
 ) -> list[tuple[Shard, ...]]:
     """Tables, their placements → the shards of each rank, in the order of the tables.
 
     Parameters
     ----------
     tables : sequence of EmbeddingTable
-    placed : sequence of Placement
+    placed : sequence of TablePlacement
     ranks : int
     """
     found: list[list[Shard]] = [[] for _ in range(ranks)]

@@ -17,7 +17,7 @@ from ...experiment.model_counts import model_flops, samples
 from ...experiment.models import Transformer
 from ...experiment.plan import Plan
 from ..grid import Grid
-from ..operators import Layer, Network, Operator
+from ..operators import Layer, LayerStack, Operator
 from ..recomputation import with_stack_writes
 from .adapters import adapt, freeze_embedding
 from .attention import cross_attention, relative_bias, self_attention
@@ -45,7 +45,7 @@ MOST_LAYERS = 512
 """Kinds of layers that are kept, of up to 30 KB each."""
 
 
-def transformer_network(model: Transformer, plan: Plan, grid: Grid) -> Network:
+def transformer_network(model: Transformer, plan: Plan, grid: Grid) -> LayerStack:
     """Model, plan and grid → one rank's layers of operators for one micro-batch.
 
     All ranks of a pipeline stage do the same.
@@ -64,7 +64,7 @@ def transformer_network(model: Transformer, plan: Plan, grid: Grid) -> Network:
     """
     s = Shapes.of(model, plan, grid)
     layers = _encoder_decoder(s) if model.family == "t5" else _stack_of_blocks(s)
-    return Network(
+    return LayerStack(
         tuple(layers), model_flops(model, plan.micro_batch), samples(model, plan.micro_batch)
     )
 

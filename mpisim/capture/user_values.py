@@ -1,0 +1,169 @@
+"""Values that no captured tensor has: a script's question → what is taken for the answer.
+
+A script may ask a tensor for its values (``if loss < best``). A capture has none: it takes what is
+likely, or what the user gives for the line that asks, and lists each answer by its line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import InputError
+
+__all__ = ["UserValues"]
+
+_OWN = (str(Path(__file__).parent), "/torch/", "<frozen", "<string>")
+"""Parts of paths of files that are not the user's."""
+
+_STEPPING = (str(Path(__file__).parent), "/torch/_", "/torch/utils/", "/torch/distributed/tensor")
+"""Parts of paths of files that pass on what a line asks for."""
+
+MAX_TRUE_BY_LINE = 4
+"""Times in a row that one line of a loop that asks for a value is answered "true"."""
+
+MAX_TRUE_BY_CALL = 1000
+"""Times in a row that a line is, in calls that are another one each: of a loop around them."""
+
+
+class UserValues:
+    """Answers to a script's questions for values, by the line that asks.
+
+    Parameters
+    ----------
+    given : dict of str to float
+        Place in the user's code (``train.py:42``) → what is read there.
+
+    Attributes
+    ----------
+    used : set of str
+        Places of `given` that were asked for.
+    taken : Counter of str
+        Sentences: place, question and answer, and how often each was given.
+    own : list of str
+        Parts of paths of files that are not the user's.
+    """
+
+    def __init__(self, given: dict[str, float]) -> None:
+        self.given = given
+        self.used: set[str] = set()
+        self.taken: Counter[str] = Counter()
+        self.own = list(_OWN)
+        self._last_asked: Any = None
+        self._alike = self._in_a_row = 0
+
+    def loop_ends(self) -> None:
+        """Note a backward pass: a loop over batches ends with its step, so lines may ask again."""
+        self._last_asked = None
+
+    def unknown(self, what: str, likely: Any) -> Any:
+        """Return what is taken for a value that no tensor has, and list it.
+
+        Parameters
+        ----------
+        what : str
+            For people.
+        likely : bool, int or float
+            Taken unless the user gives another for the place that asks.
+        """
+        where = self._given_place() or self.user_line()
+        value = likely
+        if where in self.given:
+            self.used.add(where)
+            value = type(likely)(self.given[where])
+        elif likely is True and self._asked_again():
+            value = False  # of a loop that ends when something is no longer true
+        self.taken[f"{where}: {what} taken as {value}"] += 1
+        return value
+
+    def _asked_again(self) -> bool:
+        """Return whether this line has asked so often without a break that a loop is to end."""
+        frame: Any = sys._getframe(1)
+        while frame is not None and any(part in frame.f_code.co_filename for part in _STEPPING):
+            frame = frame.f_back
+        if frame is None:
+            return False
+        line = (frame.f_code, frame.f_lineno)
+        again = line == self._last_asked
+        # Only debuggers look at the mark. By its address one call cannot be told from the next.
+        same, frame.f_trace_lines = not frame.f_trace_lines, False
+        self._alike = self._alike + 1 if again and same else 1
+        self._in_a_row = self._in_a_row + 1 if again else 1
+        self._last_asked = line
+        if self._in_a_row > MAX_TRUE_BY_CALL:
+            self._in_a_row = 0
+            return True
+        return self._alike > MAX_TRUE_BY_LINE
+
+    def asked(self) -> bool:
+        """Return whether the user has given a value for the line that is being executed."""
+        return self._given_place() is not None
+
+    def needed(self, what: str, unit: str) -> int:
+        """Return a number that only the user can give.
+
+        Parameters
+        ----------
+        what : str
+            For people.
+        unit : str
+            What the number counts.
+
+        Raises
+        ------
+        InputError
+            If it is not given.
+        """
+        if self._given_place() is None:
+            where, inside = self.user_line(), self._innermost_line()
+            library = f", of {where}" if inside != where else ""
+            raise InputError(
+                f"{where}: {what} depends on values, which a capture does not have; give it: "
+                f"--value {inside}={unit}{library}"
+            )
+        return int(self.unknown(what, 1))
+
+    def evenly(self, what: str, taken: str = "") -> None:
+        """List that something that depends on values is taken to be spread evenly.
+
+        Parameters
+        ----------
+        what, taken : str
+            For people: what it is, and the numbers that an even spread gives.
+        """
+        if taken:
+            self.taken[f"{self.user_line()}: {what}, of an even spread, taken as {taken}"] += 1
+        else:
+            self.taken[f"{self.user_line()}: {what} taken as equally many"] += 1
+
+    def user_line(self) -> str:
+        """Return file and line of the user's code that is being executed."""
+        frame: Any = sys._getframe(1)
+        outer = "the script"
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not any(part in file for part in self.own):
+                if "site-packages" not in file and "/lib/python" not in file:
+                    return f"{Path(file).name}:{frame.f_lineno}"
+                outer = f"{Path(file).name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return outer
+
+    def _innermost_line(self) -> str:
+        """Return file and line of what asks: the user's code, or a library that it has called."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not any(part in file for part in self.own):
+                return f"{Path(file).name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return "the script"
+
+    def _given_place(self) -> str | None:
+        """Return the line that asks, of the user's code or a library's, if a value is given."""
+        if not self.given:
+            return None
+        places = (self._innermost_line(), self.user_line())
+        return next((each for each in places if each in self.given), None)
