@@ -455,3 +455,14 @@ def test_flags_of_xla() -> None:
     framework = load(None, ["framework.name=t5x", "plan.zero=0"])[1].plan.framework
     assert framework.bucket == 136_314_880  # --xla_gpu_all_reduce_combine_threshold_bytes
     assert not framework.stacked_layers
+
+
+@pytest.mark.parametrize(("zero", "style"), [(0, "ddp"), (1, "megatron")])
+def test_llm_c_reduces_gradients_in_bf16(zero: int, style: str) -> None:
+    keys = ["framework.name=llm.c", "model.preset=gpt2", "plan.precision=bf16", f"plan.zero={zero}"]
+    experiment = load(None, keys)[1]
+    plan, model = experiment.plan, experiment.model
+    assert (plan.framework.dp_style, plan.precision.gradients) == (style, "bf16")
+    assert plan.framework.fused_loss
+    assert isinstance(model, Transformer)
+    assert not model.dropout

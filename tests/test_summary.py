@@ -56,7 +56,10 @@ def percents(lines: list[str]) -> dict[str, float]:
 
 def test_llama() -> None:
     lines = lines_of(predicted("llama3-8b-8-h100"))
-    assert re.fullmatch(r"step time   [\d.]+ ms  ± 16 %  \([\d.]+ to [\d.,]+ ms\)", lines[0])
+    row = re.fullmatch(r"step time   ([\d.]+) ms  ± 16 %  \(([\d.]+) to ([\d.,]+) ms\)", lines[0])
+    assert row
+    step, low, high = (float(each.replace(",", "")) for each in row.groups())
+    assert low * high == pytest.approx(step**2, rel=1e-5)  # as far above as below in factors
     assert any(re.match(r"throughput  [\d,]+ tokens/s .*% of its dense", line) for line in lines)
     assert "memory      fits: the fullest GPU needs 66.0 of 79.0 GiB, 13.0 GiB free" in lines
     shares = percents(lines)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -153,9 +154,9 @@ def _fact(label: str, text: str) -> list[str]:
 
 
 def _interval(step: int, error: float) -> str:
-    """The step less and plus one standard deviation."""
+    """The step divided and multiplied by one standard deviation, which is of its logarithm."""
     unit = unit_for(step)
-    low, high = (unit.of(max(round(step * (1 + sign * error)), 0)) for sign in (-1, 1))
+    low, high = (unit.of(round(step * math.exp(sign * error))) for sign in (-1, 1))
     return f"  ({low} to {high} {unit.name})" if step else ""
 
 

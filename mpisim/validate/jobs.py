@@ -187,7 +187,8 @@ def _predict(job: PublishedJob, comm: Intracomm, runs: int) -> dict[str, dict[st
 
 def _normal(middle: float, error: float) -> _Predicted:
     """Median and relative error, one standard deviation → a figure with its 90 % interval."""
-    return _Predicted(middle, middle * (1 - Z_90 * error), middle * (1 + Z_90 * error))
+    factor = math.exp(Z_90 * error)
+    return _Predicted(middle, middle / factor, middle * factor)
 
 
 def _figure(name: str, outcome: JobOutcome) -> _Predicted:
