@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import alone, flops, needs_torch, script
+from captures import alone, flops, kernels_in, needs_torch, script
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Phase
@@ -113,6 +113,57 @@ def test_masks_and_counts_of_known_spread(tmp_path: Path) -> None:
     # For both masks the CPU waits forward and backward, and for the bounds of the counts.
     waits = [item for item in found.items if item.kind is ItemKind.HOST_WAIT]
     assert len(waits) == 2 + 2 + 1
+
+
+TEACHER = """
+import sys
+import torch
+from torch.nn.functional import cosine_similarity, logsigmoid, softmax
+still = torch.inference_mode if sys.argv[1] == "inference" else torch.no_grad
+first = torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.LayerNorm(288)
+teacher = torch.nn.Sequential(*first, torch.nn.Linear(288, 64)).cuda()
+student = torch.nn.Linear(64, 16).cuda()
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+for _ in range(3):
+    with still():
+        x = teacher(torch.randn(32, 3, 8, 8, device="cuda"))
+        y = torch.einsum("bc,dc->bd", softmax(x, -1), logsigmoid(x).mT.contiguous().mT)
+        y = y.mT.reshape(-1).sum() + cosine_similarity(x, x.roll(1)).std()
+    (student(x.clone()).sum() * y.clone()).backward()
+    optimizer.step()
+"""
+
+
+def test_operators_come_whole_in_inference_mode(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TEACHER)
+    found = [alone(script(path, how))[0].recording for how in ("inference", "no_grad")]
+    assert kernels_in(found[0]) == kernels_in(found[1])
+    products = 32 * 288 * 64 + 32 * 32 * 64 + 2 * 32 * 64 * 16  # the student's forward and back
+    assert flops(found[0])["gemm"] == 2 * products
+
+
+DISTANCES = """
+import torch
+layer, pairs = torch.nn.Linear(16, 256, bias=False).cuda(), torch.nn.Bilinear(8, 8, 4).cuda()
+optimizer = torch.optim.SGD([*layer.parameters(), *pairs.parameters()], lr=0.1)
+for _ in range(3):
+    x = layer(torch.ones(64, 16, device="cuda"))
+    near = torch.cdist(x, torch.ones(128, 256, device="cuda")).sum()
+    (near + pairs(x[:, :8], x[:, 8:16]).sum()).backward()
+    optimizer.step()
+"""
+
+
+def test_operators_with_gradients_of_their_own_are_taken_apart(tmp_path: Path) -> None:
+    found = recorded(tmp_path, DISTANCES)
+    assert unknown(found) == set()
+    forward = [
+        each for each in kernels_in(found, Phase.FORWARD).elements() if isinstance(each, Gemm)
+    ]
+    # Distances by one product, to which the squares of both sides' norms add two columns.
+    shapes = {(each.m, each.n, each.k) for each in forward if each.batch == 1}
+    assert shapes >= {(64, 256, 16), (64, 128, 256 + 2)}
 
 
 LOGGED = """

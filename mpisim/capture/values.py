@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..base.kinds import Operation
-from .drawn_ranges import Ranges
+from .drawn_ranges import Ranges, written
 
 __all__ = ["Values"]
 
@@ -314,19 +314,22 @@ class Values:
     def _follow_zeros(self, short: str, args: Any, results: list[Any]) -> None:
         """Follow zeros, of which indices that a choice gives make a mask.
 
-        A tensor is zeros as long as it has the version that it had then. Of a row, indices of a
-        choice are different ones, so that each place that is written to is another.
+        A tensor is zeros as long as it has the version that it had then; what has none, in
+        inference mode, is not followed. Of a row, indices of a choice are different ones, so that
+        each place that is written to is another.
         """
         name = short.rstrip("_")
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if name in _ZEROS:
             for each in results:  # what is written in place gets its version after this
-                self._zeros[each] = each._version + short.endswith("_")
-        elif first is None or self._zeros.get(first) != first._version or not results:
+                count = written(each)
+                if count is not None:
+                    self._zeros[each] = count + short.endswith("_")
+        elif first not in self._zeros or self._zeros[first] != written(first) or not results:
             return
         elif name in _STILL_ZEROS:
             for each in results:
-                self._zeros[each] = each._version
+                self._zeros[each] = written(each)
         elif name in ("scatter", "index_put"):
             indices = (
                 args[2:3] if name == "scatter" else [each for each in args[1] if each is not None]
