@@ -32,6 +32,7 @@ from .recording import (
     StageOutputs,
     Wait,
 )
+from .repeated_reads import RepeatedReads
 
 __all__ = ["Ended", "Recorder"]
 
@@ -39,17 +40,8 @@ _OWN = (str(Path(__file__).parent), "/torch/", "<frozen", "<string>")
 """Parts of paths of files that are not the user's."""
 
 
-_STEPPING = (str(Path(__file__).parent), "/torch/_", "/torch/utils/", "/torch/distributed/tensor")
-"""Parts of paths of files that pass on what a line asks for."""
-
-MAX_TRUE_BY_LINE = 4
-"""Times in a row that one line of a loop that asks for a value is answered "true"."""
-
 MOST_WARM_UPS = 2
 """Steps that may warm up because another optimizer makes its first step in them."""
-
-MAX_TRUE_BY_CALL = 1000
-"""Times in a row that a line is, in calls that are another one each: of a loop around them."""
 
 
 class Ended(BaseException):
@@ -136,8 +128,7 @@ class Recorder:
         self._last: dict[int, Wait] = {}
         self._pending: dict[int, list[Wait]] = {}
         self._graph: Any = None
-        self._last_asked: Any = None
-        self._alike = self._in_a_row = 0
+        self._repeated = RepeatedReads()
         self._stepper: weakref.ref[object] | None = None
         self._end: int | None = None
         self._since = 0
@@ -401,30 +392,10 @@ class Recorder:
         if where in self.given:
             self.used_values.add(where)
             value = type(likely)(self.given[where])
-        elif likely is True and self._asked_again():
+        elif likely is True and self._repeated.once_more(self.backwards):
             value = False  # of a loop that ends when something is no longer true
         self.values[f"{where}: {what} taken as {value}"] += 1
         return value
-
-    def _asked_again(self) -> bool:
-        """Return whether this line has asked so often without a break that a loop is to end."""
-        frame: Any = sys._getframe(1)
-        while frame is not None and any(part in frame.f_code.co_filename for part in _STEPPING):
-            frame = frame.f_back
-        if frame is None:
-            return False
-        # A backward pass is a break: a loop over batches ends with its step.
-        line = (frame.f_code, frame.f_lineno, self.backwards)
-        again = line == self._last_asked
-        # Only debuggers look at the mark. By its address one call cannot be told from the next.
-        same, frame.f_trace_lines = not frame.f_trace_lines, False
-        self._alike = self._alike + 1 if again and same else 1
-        self._in_a_row = self._in_a_row + 1 if again else 1
-        self._last_asked = line
-        if self._in_a_row > MAX_TRUE_BY_CALL:
-            self._in_a_row = 0
-            return True
-        return self._alike > MAX_TRUE_BY_LINE
 
     def asked(self) -> bool:
         """Return whether the user has given a value for the line that is being executed."""

@@ -282,6 +282,8 @@ class Values:
             self._spread[results[1]] = first.shape[axis] if first.dim() else 1
             if first in self._spread:
                 self._spread[out] = self._spread[first]
+        elif name == "multinomial" and first is not None:
+            self._spread[out] = first.shape[-1]
         elif name in ("rand", "rand_like", "uniform") and out.is_floating_point():
             bounds = args[1:3] if name == "uniform" else ()
             self._uniform[out] = (*bounds, 0.0, 1.0)[:2] if len(bounds) == 2 else (0.0, 1.0)
@@ -472,6 +474,9 @@ class Values:
             zero = other is args[0]
         elif name == "eq":
             zero = isinstance(other, float) and math.isinf(other)
+            zero = zero or (results[0] in self._share and self._share[results[0]] < 1 / 2)
+        elif name == "isin":  # a token is rarely one of few that end a text
+            zero = True
         elif name == "_amp_foreach_non_finite_check_and_unscale":
             self._likely[args[1]] = 0.0
             return
