@@ -21,6 +21,7 @@ from captures import (
     SCRIPTS,
     alone,
     flops,
+    kernels_in,
     needs_torch,
     rank_processes,
     script,
@@ -293,6 +294,11 @@ SHOULD_SAY = {
         "import torch.distributed as dist\nfor _ in range(2): dist.init_process_group('nccl')",
         "train.py:2: ValueError: trying to initialize the default process group twice",
     ),
+    "replicas": (
+        "import torch\nlayer = torch.nn.DataParallel(torch.nn.Linear(4, 4).cuda())\n"
+        "layer(torch.ones(8, 4).cuda())",
+        "train.py:3: torch.nn.DataParallel drives 8 GPUs from one process",
+    ),
     "rank": (
         "import torch.distributed as dist\ndist.init_process_group(rank=3, world_size=8)",
         "train.py:2: init_process_group has rank=3, but this is rank 0 of 1 (--world-size)",
@@ -458,3 +464,27 @@ layer.cuda().bfloat16()
 assert layer.weight.mine == 1
 """
     alone(script(written(tmp_path, ONE_GPU + text)))
+
+
+MOVED = """
+import sys
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))
+first = sys.argv[1] == "moved first"
+if first:
+    model.bfloat16().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+if not first:
+    model.bfloat16().cuda()
+for _ in range(3):
+    model(torch.ones(8, 64, device="cuda", dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@needs_torch
+def test_an_optimizer_made_before_the_model_is_moved(tmp_path: Path) -> None:
+    path = written(tmp_path, MOVED)
+    found = [alone(script(path, how))[0].recording for how in ("moved first", "moved last")]
+    assert kernels_in(found[0]) == kernels_in(found[1])

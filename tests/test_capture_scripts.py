@@ -6,16 +6,18 @@ callables, kernels of Triton, and what ranks tell each other. Without PyTorch al
 
 from __future__ import annotations
 
+import dis
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import alone, flops, needs_torch, script
+from captures import alone, flops, kernels_in, needs_torch, script
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Phase
 from mpisim.capture.recording import ItemKind, Recording
+from mpisim.capture.repeated_reads import in_for_loop
 from mpisim.kernels.operations import Elementwise, Gemm
 from mpisim.operators import OperatorCall, TensorSpec, kernels_of
 
@@ -113,6 +115,111 @@ def test_masks_and_counts_of_known_spread(tmp_path: Path) -> None:
     # For both masks the CPU waits forward and backward, and for the bounds of the counts.
     waits = [item for item in found.items if item.kind is ItemKind.HOST_WAIT]
     assert len(waits) == 2 + 2 + 1
+
+
+TEACHER = """
+import sys
+import torch
+from torch.nn.functional import cosine_similarity, logsigmoid, softmax
+still = torch.inference_mode if sys.argv[1] == "inference" else torch.no_grad
+first = torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.LayerNorm(288)
+teacher = torch.nn.Sequential(*first, torch.nn.Linear(288, 64)).cuda()
+student = torch.nn.Linear(64, 16).cuda()
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+for _ in range(3):
+    with still():
+        x = teacher(torch.randn(32, 3, 8, 8, device="cuda"))
+        y = torch.einsum("bc,dc->bd", softmax(x, -1), logsigmoid(x).mT.contiguous().mT)
+        y = y.mT.reshape(-1).sum() + cosine_similarity(x, x.roll(1)).std()
+    (student(x.clone()).sum() * y.clone()).backward()
+    optimizer.step()
+"""
+
+
+def test_operators_come_whole_in_inference_mode(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TEACHER)
+    found = [alone(script(path, how))[0].recording for how in ("inference", "no_grad")]
+    assert kernels_in(found[0]) == kernels_in(found[1])
+    products = 32 * 288 * 64 + 32 * 32 * 64 + 2 * 32 * 64 * 16  # the student's forward and back
+    assert flops(found[0])["gemm"] == 2 * products
+
+
+GENERATED = """
+import torch
+end, most = torch.tensor([2], device="cuda"), 12
+model = torch.nn.Sequential(torch.nn.Embedding(100, 32), torch.nn.Linear(32, 100)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+@torch.no_grad()
+def after(words):
+    return torch.multinomial(model(words[:, -1]).softmax(-1), 1)
+
+for _ in range(3):
+    words = torch.randint(0, 100, (4, 1), device="cuda")
+    alive = torch.ones(4, dtype=torch.bool, device="cuda")
+    for _ in range(most):    # as scripts have it
+        words = torch.cat([words, after(words)], 1)
+        alive &= words[:, -1] != 2
+        if not alive.any():
+            break
+    assert words.shape == (4, 1 + most)
+    left, done = torch.ones(4, dtype=torch.long, device="cuda"), False
+    while not done:          # as transformers' generate has it
+        words = torch.cat([words, after(words) * left[:, None]], 1)
+        full = torch.full((4,), words.shape[1] > 2 * most, device="cuda")
+        left = left & ~(full | torch.isin(words[:, -1], end))
+        done = left.max() == 0
+    assert words.shape == (4, 1 + 2 * most)
+    model(words).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_texts_are_generated_to_their_last_token(tmp_path: Path) -> None:
+    found = recorded(tmp_path, GENERATED)
+    tokens, products = 4 * 24, 32 * 100
+    assert flops(found)["gemm"] == 2 * products * (tokens + 3 * 4 * 25)
+
+
+def test_a_loop_over_something_is_told_from_one_that_waits() -> None:
+    def loops(rows: Any) -> None:
+        for row in rows:
+            row.first()
+            while row.second():
+                row.third()
+        rows.fourth()
+
+    code = loops.__code__
+    found = {
+        each.argval: in_for_loop(code, each.offset)  # the last: `while` asks once before its loop
+        for each in dis.get_instructions(code)
+        if each.opname in ("LOAD_METHOD", "LOAD_ATTR")
+    }
+    assert found == {"first": True, "second": False, "third": False, "fourth": False}
+
+
+DISTANCES = """
+import torch
+layer, pairs = torch.nn.Linear(16, 256, bias=False).cuda(), torch.nn.Bilinear(8, 8, 4).cuda()
+optimizer = torch.optim.SGD([*layer.parameters(), *pairs.parameters()], lr=0.1)
+for _ in range(3):
+    x = layer(torch.ones(64, 16, device="cuda"))
+    near = torch.cdist(x, torch.ones(128, 256, device="cuda")).sum()
+    (near + pairs(x[:, :8], x[:, 8:16]).sum()).backward()
+    optimizer.step()
+"""
+
+
+def test_operators_with_gradients_of_their_own_are_taken_apart(tmp_path: Path) -> None:
+    found = recorded(tmp_path, DISTANCES)
+    assert unknown(found) == set()
+    forward = [
+        each for each in kernels_in(found, Phase.FORWARD).elements() if isinstance(each, Gemm)
+    ]
+    # Distances by one product, to which the squares of both sides' norms add two columns.
+    shapes = {(each.m, each.n, each.k) for each in forward if each.batch == 1}
+    assert shapes >= {(64, 256, 16), (64, 128, 256 + 2)}
 
 
 LOGGED = """

@@ -27,6 +27,7 @@ from ..operators import OperatorCall, TensorSpec
 from . import sparse, sparse_compressed
 from .attention import PACKED, of_packed
 from .autograd import set_phase
+from .composite import composite_key
 from .data_dependent import DataDependent, counts_rows
 from .device_memory import DeviceMemory
 from .host_work import LEAST_BYTES, bytes_of, record_operator
@@ -213,6 +214,10 @@ class Dispatch(TorchDispatchMode):
             out = self.sparse.run(func, short, args, kwargs)
             if out is not NotImplemented:
                 return out
+        key = None if name in _SILENT else composite_key(func)
+        if key is not None:
+            with self:
+                return func._op_dk(key, *args, **kwargs)
         out = self._run(func, args, kwargs)
         if name in PACKED:
             func, args = of_packed(func, args, kwargs)

@@ -13,7 +13,17 @@ from typing import Any
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["Ranges"]
+__all__ = ["Ranges", "written"]
+
+
+def written(tensor: Any) -> int | None:
+    """Tensor → how often something was written into it; None: not counted, in inference mode.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+    """
+    return None if tensor.is_inference() else tensor._version
 
 
 class Ranges:
@@ -40,10 +50,11 @@ class Ranges:
         n : int
             Numbers from 0 that are drawn as often.
         """
-        version, it = self._compared.get(drawn, (-1, None))
-        if version != drawn._version:  # something was written into it
+        version, it = self._compared.get(drawn, (None, None))
+        now = written(drawn)
+        if version is None or version != now:  # something may have been written into it
             it = object()
-            self._compared[drawn] = drawn._version, it
+            self._compared[drawn] = now, it
         return self._keep(mask, it, low, high, n)
 
     def meet(self, out: Any, first: Any, second: Any, either: bool) -> float | None:

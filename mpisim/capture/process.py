@@ -202,6 +202,16 @@ def _install_functions(recorder: Recorder) -> None:
 
     anything.nn.init._no_grad_trunc_normal_ = drawn  # which draws again what is out of bounds
 
+    def replicated(network: Any, devices: Any, detach: bool = False) -> Any:
+        raise InputError(
+            f"{recorder.user_line()}: torch.nn.DataParallel drives {len(devices)} GPUs from one "
+            "process, and a capture has one GPU for each: use DistributedDataParallel and "
+            "--world-size, or name one GPU (device_ids=[0])"
+        )
+
+    # The module that DataParallel calls has the name of its function.
+    sys.modules["torch.nn.parallel.data_parallel"].replicate = replicated  # type: ignore[attr-defined]
+
     ctc_loss = torch.ctc_loss
 
     def listed(scores: Any, targets: Any, *lengths: Any, **kwargs: Any) -> Any:
@@ -292,9 +302,14 @@ def _install_conversions() -> None:
 
     With memory they stay the same objects, which get other data. Without, theirs is swapped
     (``torch.utils.swap_tensors``), and what autograd calls stays with the data: of a weight that
-    two modules share and that is moved twice, the hooks would be lost.
+    two modules share and that is moved twice, the hooks would be lost. A small parameter, which has
+    memory on the CPU, gets a new object on the device; it is swapped, too, since an optimizer may
+    have been made before.
     """
     import torch
+
+    from .dispatch import is_fake
+    from .storages import swap
 
     anything: Any = torch.nn.Module
     original = anything._apply
@@ -303,10 +318,15 @@ def _install_conversions() -> None:
     def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = {name: each for name, each in self._parameters.items() if each is not None}
         noted = {name: dict(vars(each)) for name, each in before.items()}
+        called = {name: [getattr(each, kind) for kind in hooks] for name, each in before.items()}
         out = original(self, *args, **kwargs)
         for name, each in before.items():
-            for kind in hooks:
-                found = getattr(self._parameters[name], kind) or getattr(each, kind)
+            now = self._parameters[name]
+            if now is not each and is_fake(now):
+                swap(each, now)
+                self._parameters[name] = each
+            for kind, old in zip(hooks, called[name], strict=True):
+                found = getattr(each, kind) or old
                 if found is not None:
                     setattr(self._parameters[name], kind, found)
         for name, attributes in noted.items():

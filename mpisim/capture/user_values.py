@@ -12,20 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError
+from .repeated_reads import RepeatedReads
 
 __all__ = ["UserValues"]
 
 _OWN = (str(Path(__file__).parent), "/torch/", "<frozen", "<string>")
 """Parts of paths of files that are not the user's."""
-
-_STEPPING = (str(Path(__file__).parent), "/torch/_", "/torch/utils/", "/torch/distributed/tensor")
-"""Parts of paths of files that pass on what a line asks for."""
-
-MAX_TRUE_BY_LINE = 4
-"""Times in a row that one line of a loop that asks for a value is answered "true"."""
-
-MAX_TRUE_BY_CALL = 1000
-"""Times in a row that a line is, in calls that are another one each: of a loop around them."""
 
 
 class UserValues:
@@ -51,12 +43,11 @@ class UserValues:
         self.used: set[str] = set()
         self.taken: Counter[str] = Counter()
         self.own = list(_OWN)
-        self._last_asked: Any = None
-        self._alike = self._in_a_row = 0
+        self._repeated = RepeatedReads()
 
     def loop_ends(self) -> None:
         """Note a backward pass: a loop over batches ends with its step, so lines may ask again."""
-        self._last_asked = None
+        self._repeated.interrupt()
 
     def unknown(self, what: str, likely: Any) -> Any:
         """Return what is taken for a value that no tensor has, and list it.
@@ -73,29 +64,10 @@ class UserValues:
         if where in self.given:
             self.used.add(where)
             value = type(likely)(self.given[where])
-        elif likely is True and self._asked_again():
+        elif likely is True and self._repeated.once_more():
             value = False  # of a loop that ends when something is no longer true
         self.taken[f"{where}: {what} taken as {value}"] += 1
         return value
-
-    def _asked_again(self) -> bool:
-        """Return whether this line has asked so often without a break that a loop is to end."""
-        frame: Any = sys._getframe(1)
-        while frame is not None and any(part in frame.f_code.co_filename for part in _STEPPING):
-            frame = frame.f_back
-        if frame is None:
-            return False
-        line = (frame.f_code, frame.f_lineno)
-        again = line == self._last_asked
-        # Only debuggers look at the mark. By its address one call cannot be told from the next.
-        same, frame.f_trace_lines = not frame.f_trace_lines, False
-        self._alike = self._alike + 1 if again and same else 1
-        self._in_a_row = self._in_a_row + 1 if again else 1
-        self._last_asked = line
-        if self._in_a_row > MAX_TRUE_BY_CALL:
-            self._in_a_row = 0
-            return True
-        return self._alike > MAX_TRUE_BY_LINE
 
     def asked(self) -> bool:
         """Return whether the user has given a value for the line that is being executed."""

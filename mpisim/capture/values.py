@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..base.kinds import Operation
-from .drawn_ranges import Ranges
+from .drawn_ranges import Ranges, written
 
 __all__ = ["Values"]
 
@@ -282,6 +282,8 @@ class Values:
             self._spread[results[1]] = first.shape[axis] if first.dim() else 1
             if first in self._spread:
                 self._spread[out] = self._spread[first]
+        elif name == "multinomial" and first is not None:
+            self._spread[out] = first.shape[-1]
         elif name in ("rand", "rand_like", "uniform") and out.is_floating_point():
             bounds = args[1:3] if name == "uniform" else ()
             self._uniform[out] = (*bounds, 0.0, 1.0)[:2] if len(bounds) == 2 else (0.0, 1.0)
@@ -314,19 +316,22 @@ class Values:
     def _follow_zeros(self, short: str, args: Any, results: list[Any]) -> None:
         """Follow zeros, of which indices that a choice gives make a mask.
 
-        A tensor is zeros as long as it has the version that it had then. Of a row, indices of a
-        choice are different ones, so that each place that is written to is another.
+        A tensor is zeros as long as it has the version that it had then; what has none, in
+        inference mode, is not followed. Of a row, indices of a choice are different ones, so that
+        each place that is written to is another.
         """
         name = short.rstrip("_")
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if name in _ZEROS:
             for each in results:  # what is written in place gets its version after this
-                self._zeros[each] = each._version + short.endswith("_")
-        elif first is None or self._zeros.get(first) != first._version or not results:
+                count = written(each)
+                if count is not None:
+                    self._zeros[each] = count + short.endswith("_")
+        elif first not in self._zeros or self._zeros[first] != written(first) or not results:
             return
         elif name in _STILL_ZEROS:
             for each in results:
-                self._zeros[each] = each._version
+                self._zeros[each] = written(each)
         elif name in ("scatter", "index_put"):
             indices = (
                 args[2:3] if name == "scatter" else [each for each in args[1] if each is not None]
@@ -469,6 +474,9 @@ class Values:
             zero = other is args[0]
         elif name == "eq":
             zero = isinstance(other, float) and math.isinf(other)
+            zero = zero or (results[0] in self._share and self._share[results[0]] < 1 / 2)
+        elif name == "isin":  # a token is rarely one of few that end a text
+            zero = True
         elif name == "_amp_foreach_non_finite_check_and_unscale":
             self._likely[args[1]] = 0.0
             return

@@ -90,7 +90,15 @@ _POINTWISE = """
     special_i1e special_log_ndtr special_ndtri polygamma diag_embed masked_scatter_backward
     reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward
     replication_pad1d replication_pad3d replication_pad1d_backward replication_pad2d_backward
-    replication_pad3d_backward upsample_linear1d upsample_linear1d_backward
+    replication_pad3d_backward angle logaddexp2 igamma igammac linalg_cross special_entr
+    special_xlog1py special_zeta special_erfcx bucketize searchsorted poisson binomial
+    _standard_gamma _standard_gamma_grad _dirichlet_grad _sample_dirichlet
+    multi_margin_loss_backward multilabel_margin_loss_backward grid_sampler_2d_backward
+    grid_sampler_3d_backward cudnn_grid_sampler_backward cudnn_affine_grid_generator
+    cudnn_affine_grid_generator_backward _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d _upsample_nearest_exact1d_backward
+    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_linear1d
+    upsample_linear1d_backward
     upsample_nearest1d_backward upsample_nearest3d_backward upsample_bicubic2d_backward
     upsample_trilinear3d upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward
     _upsample_bicubic2d_aa_backward grid_sampler_3d cudnn_grid_sampler
@@ -109,7 +117,7 @@ _REDUCTIONS = """
 
 _LOSSES = """
     mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div soft_margin_loss dot vdot
-    binary_cross_entropy_with_logits
+    binary_cross_entropy_with_logits multi_margin_loss multilabel_margin_loss_forward
     trace
 """
 
@@ -121,7 +129,8 @@ _FILLED = """
 
 _LIST_STEPS = """
     add sub mul div sqrt neg exp log abs reciprocal rsqrt addcmul addcdiv lerp maximum minimum
-    clamp_min clamp_max copy_ zero_ pow sign tanh sigmoid floor ceil round trunc
+    clamp_min clamp_max copy_ zero_ pow sign tanh sigmoid floor ceil round trunc acos asin atan cos
+    cosh erf erfc expm1 frac lgamma log10 log1p log2 sin sinh tan
 """
 
 _SCANS = """
@@ -378,6 +387,7 @@ TABLE: Mapping[str, Rule] = {
     **_served("_pack_padded_sequence _pack_padded_sequence_backward", streams.packing),
     **_served("_C_cache_ops::reshape_and_cache_flash", streams.key_values),
     **_served("fill_ zero_ random_ uniform_ normal_ bernoulli_ exponential_ fill", streams.fill),
+    **_served("log_normal_ cauchy_ geometric_", streams.fill),
     **_served(_FILLED, streams.fill_result),
     **_served(_POINTWISE, streams.elementwise),
     **_served(_PREDICATES, streams.predicate),

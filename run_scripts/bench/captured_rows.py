@@ -1,7 +1,7 @@
 """Published steps of torchtitan and llm-foundry, by capture alone → errors of steps and memory.
 
     source run_scripts/env.sh
-    .venv/bin/python run_scripts/bench/captured_rows.py all.csv [--eager] [--only X] [--json FILE]
+    .venv/bin/python run_scripts/bench/captured_rows.py all.csv [--eager] [--only X] [--keep DIR]
 
 Each row of the table (docs/accuracy.md) becomes the arguments of a script, which `mpisim capture`
 runs for the ranks that differ, on the cluster that `mpisim validate e2e` takes for the row:
@@ -19,31 +19,27 @@ llm-foundry
 Rows are of trust A, llm-foundry's in bf16. Needs PyTorch and, for torchtitan's rows, torchtitan
 0.1.0 (pip install --no-deps --target DIR torchtitan==0.1.0 torchao, with DIR on PYTHONPATH before a
 newer one), tiktoken, tyro, torchdata and tensorboard. A row takes half a minute to five of CPU
-time. --json
-keeps what was found after each row, and takes what is there from it.
+time. With --keep what was captured lies in a folder, and later calls price it with the kernels of
+that day.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from kept_captures import SCRIPTS, Command, Prediction, captured, predicted
 
+from mpisim.base.errors import InputError
 from mpisim.base.presets import packaged
 from mpisim.base.text import percentage
 from mpisim.validate.e2e.clusters import choose
 from mpisim.validate.e2e.rows import Row, read
 from mpisim.validate.e2e.settings import Settings
 from mpisim.validate.e2e.settings import settings as read_settings
-
-SCRIPTS = Path(__file__).parents[2] / "tests" / "captured"
 
 PEAKS = {
     "tt-l8b-8g-eager-bf16": "torchtitan-8b-8-eager",
@@ -114,36 +110,30 @@ def _torchtitan(row: Row) -> list[str] | None:
     return words
 
 
-def captured(row: Row, script: list[str], settings: Settings) -> dict[str, Any]:
-    """Row and its command → measured and predicted seconds, GiB reserved, CPU time."""
+class Found(NamedTuple):
+    """A row beside its capture: seconds published, GiB published, what was predicted."""
+
+    measured: float
+    peak: float | None
+    predicted: Prediction
+
+    @property
+    def error(self) -> float:
+        """Of the step, signed, as a share."""
+        return self.predicted.seconds / self.measured - 1
+
+
+def found(row: Row, script: list[str], settings: Settings, keep: Path | None) -> Found:
+    """Row and its command → what was published, and what capture alone says."""
     whole = script[0] == "-m" and "--training.compile" not in script
-    alone = [] if whole else ["--ranks", "0"]
-    keys = choose(row, settings.source(row), settings).keys
-    paths = [os.environ.get("PYTHONPATH", ""), str(SCRIPTS)]
-    before = os.times()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "mpisim", "capture", "--json", str(file)),
-                *("--world-size", str(row.integers["num_gpus"])),
-                *("--cluster", keys["cluster.preset"], *alone, "--", "python", *script),
-            ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
-        found = json.loads(file.read_text())
-    after = os.times()
+    cluster = choose(row, settings.source(row), settings).keys["cluster.preset"]
+    job = Command(tuple(script), row.integers["num_gpus"], cluster, "auto" if whole else "0")
     peak = PEAKS.get(row.id)
-    return {
-        "measured": row.seconds,
-        "predicted": found["step_time"],
-        "stated": found["uncertainty"],
-        "peak": None if peak is None else packaged("validation/memory.toml")[peak]["reserved"],
-        "reserved": found["memory"]["simulated"]["peak_reserved"] / 2**30,
-        "cpu": sum(after[2:4]) - sum(before[2:4]),
-    }
+    return Found(
+        row.seconds,
+        None if peak is None else packaged("validation/memory.toml")[peak]["reserved"],
+        predicted(captured(job, row.id, keep)),
+    )
 
 
 def main() -> None:
@@ -153,48 +143,46 @@ def main() -> None:
     parser.add_argument("table", type=Path, help="measured steps (.csv)")
     parser.add_argument("--only", default="", help="rows whose names have this in them")
     parser.add_argument("--eager", action="store_true", help="rows without torch.compile alone")
-    parser.add_argument("--json", type=Path, help="file of what was found, kept and added to")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="folder of what was captured")
     args = parser.parse_args()
     settings = read_settings()
-    found: dict[str, Any] = {}
-    if args.json is not None and args.json.exists():
-        found = json.loads(args.json.read_text())
+    rows: dict[str, Found] = {}
     for row in read(args.table):
         script = command(row)
         if script is None or args.only not in row.id:
             continue
         if args.eager and "--training.compile" in script:
             continue
-        if row.id not in found:
-            try:
-                found[row.id] = captured(row, script, settings)
-            except subprocess.CalledProcessError:
-                print(f"{row.id}: the capture failed", file=sys.stderr)
-                continue
-        if args.json is not None:
-            args.json.write_text(json.dumps(found, indent=1))
-        _show(row.id, found[row.id])
+        try:
+            rows[row.id] = found(row, script, settings, args.keep)
+        except InputError as error:
+            print(f"{row.id}: {error}", file=sys.stderr)
+            continue
+        _show(row.id, rows[row.id])
     for source in ("tt-", "mpt-", ""):
-        own = [each for name, each in found.items() if name.startswith(source)]
+        own = [each for name, each in rows.items() if name.startswith(source)]
         if own:
-            errors = np.array([each["predicted"] / each["measured"] - 1 for each in own])
+            errors = np.array([each.error for each in own])
+            within = sum(abs(each.error) <= each.predicted.uncertainty for each in own)
             print(
                 f"{source or 'all':5} {len(own):3} rows: "
                 f"mean |error| {percentage(np.abs(errors).mean(), 1)}, "
                 f"median {percentage(np.median(np.abs(errors)), 1)}, "
-                f"bias {percentage(errors.mean(), 1, signed=True)}"
+                f"bias {percentage(errors.mean(), 1, signed=True)}, "
+                f"{within} within the stated error"
             )
 
 
-def _show(name: str, found: dict[str, Any]) -> None:
-    error = found["predicted"] / found["measured"] - 1
-    memory = f"{found['reserved']:6.1f} GiB"
-    if found["peak"] is not None:
-        off = percentage(found["reserved"] / found["peak"] - 1, 1, signed=True)
-        memory += f" (published {found['peak']}, {off})"
+def _show(name: str, row: Found) -> None:
+    said = row.predicted
+    memory = f"{said.reserved:6.1f} GiB"
+    if row.peak is not None:
+        off = percentage(said.reserved / row.peak - 1, 1, signed=True)
+        memory += f" (published {row.peak}, {off})"
     print(
-        f"{name:45} {found['measured'] * 1e3:9.1f} ms {found['predicted'] * 1e3:9.1f} ms "
-        f"{percentage(error, 1, signed=True):>6} {found['cpu']:5.0f} s {memory}",
+        f"{name:45} {row.measured * 1e3:9.1f} ms {said.seconds * 1e3:9.1f} ms "
+        f"± {percentage(said.uncertainty)} {percentage(row.error, 1, signed=True):>6} "
+        f"{said.cpu:5.0f} s {memory}" + (" (captured by other sources)" if said.stale else ""),
         flush=True,
     )
 
