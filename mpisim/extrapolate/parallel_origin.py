@@ -107,7 +107,8 @@ class GrownOrigin:
                 "calibration": self.calibration,
             }
             check_changes(clusters[0], self.layout, changes)  # before the files are read
-        job = read_job(self.paths, comm, allow_missing=True)
+        changed = self.cluster is not None
+        job = read_job(self.paths, comm, allow_missing=True, keep_calls=changed)
         return extrapolate_parallel(
             job,
             comm,

@@ -75,7 +75,8 @@ def kernels_by_name(
 ) -> KernelsByName:
     """Return what the kernels of a job compute, as its shapes tell. **Collective.**
 
-    Of each stage of a pipeline one rank's recording is read once more.
+    Of each stage of a pipeline one rank counts; its recording is read once more, unless its calls
+    have been kept (`mpisim.replay.read_job`).
 
     Parameters
     ----------
@@ -117,14 +118,16 @@ def _of_rank(job: TraceJob, index: int, gpu: Gpu) -> list[tuple[str, Kernel, int
 
 
 def _described(job: TraceJob, index: int, gpu: Gpu) -> list[tuple[str, Kernel, int]]:
-    """Read the recording of one rank once more; see `_of_rank`."""
+    """Describe the kernels of one rank, whose recording is read again if needed; see `_of_rank`."""
     source = job.sources[index]
     if source.process >= 0:
         return []
-    try:
-        calls = launched_calls(read_kineto(source.path))
-    except TraceError:  # without shapes
-        return []
+    calls = job.traces.facts[index].calls
+    if calls is None:
+        try:
+            calls = launched_calls(read_kineto(source.path))
+        except TraceError:  # without shapes
+            return []
     lowered = job.traces.facts[index].lowered
     row_of = {int(op): row for row, op in enumerate(lowered.op.tolist()) if op >= 0}
     found = []

@@ -116,6 +116,7 @@ def read_job(
     *,
     allow_missing: bool = False,
     late_edges: bool = True,
+    keep_calls: bool = False,
 ) -> TraceJob:
     """Find and read the traces of one job. **Collective.**
 
@@ -129,6 +130,8 @@ def read_job(
     late_edges : bool
         Whether starts later than their known inputs may be explained by a second look at recorded
         times (event waits, a kernel that filled the device).
+    keep_calls : bool
+        As for `mpisim.traces.read_program`; worth it for a job that is to be changed.
 
     Raises
     ------
@@ -141,7 +144,7 @@ def read_job(
             sources = find_sources(paths, allow_missing)
     sources = comm.bcast(sources, root=0)
     placement = block_placement(len(sources), comm.size)
-    traces = read_program(sources, comm, placement, late_edges)
+    traces = read_program(sources, comm, placement, late_edges, keep_calls=keep_calls)
     return _trace_job(traces, sources, placement, comm)
 
 

@@ -185,7 +185,9 @@ class TracedCandidates:
 
         source = experiment.source
         if self._job is None:
-            self._job = read_job([trace_path(experiment)], MPI.COMM_SELF, allow_missing=True)
+            self._job = read_job(
+                [trace_path(experiment)], MPI.COMM_SELF, allow_missing=True, keep_calls=True
+            )
         job, table = self._job, dict(experiment.tables.get("cluster", {}))
         preset = table.get("preset")
         if not isinstance(preset, str):

@@ -20,6 +20,7 @@ from .kineto import KERNEL, KinetoTrace, device_part, read_kineto
 from .lower import Lowered, lower
 from .matching import Matching, match_communications
 from .nsys import read_nsys
+from .operator_calls import LaunchedCall, launched_calls
 from .overheads import HostOverheads, host_overheads
 from .shift import shift_second_half
 from .sources import Source
@@ -51,6 +52,8 @@ class RankFacts:
         Size of the decompressed file.
     device_name : str
     kernels : int
+    calls : list of LaunchedCall, optional
+        Calls of operators, where `read_program` kept them; empty without shapes.
     """
 
     rank: int
@@ -62,6 +65,7 @@ class RankFacts:
     bytes_read: int
     device_name: str
     kernels: int
+    calls: list[LaunchedCall] | None = None
 
 
 @dataclass
@@ -99,6 +103,7 @@ class RankTrace:
     timing: DeviceTiming
     communications: list[Communication]
     overheads: HostOverheads
+    operators: list[LaunchedCall] | None = None
 
 
 def read_program(
@@ -107,6 +112,7 @@ def read_program(
     placement: NDArray[np.int32],
     late_edges: bool = True,
     shift: tuple[int, float] | None = None,
+    keep_calls: bool = False,
 ) -> TraceProgram:
     """Read the traces of one job. **Collective.**
 
@@ -124,6 +130,10 @@ def read_program(
         Whether starts later than their known inputs may be explained by recorded times.
     shift : (int, float), optional
         For tests: shift the second half of what the n-th rank recorded by so many seconds.
+    keep_calls : bool
+        Whether to keep the operators' calls of some ranks, which takes time to find and memory: of
+        the ranks read here the first of each set of kernel names, which tells stages of a pipeline
+        apart.
 
     Raises
     ------
@@ -132,12 +142,13 @@ def read_program(
     """
     mine = np.flatnonzero(placement == comm.rank).tolist()
     held: dict[int, RankTrace] = {}
+    seen: set[frozenset[str]] | None = set() if keep_calls else None
     label = f"reading {len(sources)} traces"
     with collective_errors(comm), progress(comm, label, len(mine)) as update:
         for done, i in enumerate(mine):
             update(done)
             by = shift[1] if shift is not None and shift[0] == i else 0.0
-            held[i] = read_rank(sources[i], late_edges, by)
+            held[i] = read_rank(sources[i], late_edges, by, seen)
     own = {i: (r.communications, _start(r), _window(r)) for i, r in held.items()}
     everyone: dict[int, Any] = {}
     for part in comm.allgather(own):
@@ -196,7 +207,12 @@ def read_source(source: Source) -> KinetoTrace:
     return read_kineto(source.path)
 
 
-def read_rank(source: Source, late_edges: bool = True, shift: float = 0.0) -> RankTrace:
+def read_rank(
+    source: Source,
+    late_edges: bool = True,
+    shift: float = 0.0,
+    seen: set[frozenset[str]] | None = None,
+) -> RankTrace:
     """Read one rank's trace and find out what its rows depend on. Local.
 
     Parameters
@@ -206,6 +222,9 @@ def read_rank(source: Source, late_edges: bool = True, shift: float = 0.0) -> Ra
         Whether starts later than their known inputs may be explained by recorded times.
     shift : float
         For tests: seconds by which the second half of the recording is shifted.
+    seen : set of frozenset of str, optional
+        Names of the kernels of earlier ranks: a rank of others joins them, and keeps the calls of
+        its operators.
 
     Raises
     ------
@@ -230,7 +249,20 @@ def read_rank(source: Source, late_edges: bool = True, shift: float = 0.0) -> Ra
         timing,
         rank_communications(trace, calls, source.rank),
         host_overheads(trace, calls, inferred),
+        None if seen is None or source.process >= 0 else _operators(trace, seen),
     )
+
+
+def _operators(trace: KinetoTrace, seen: set[frozenset[str]]) -> list[LaunchedCall] | None:
+    """Return the calls of a rank's operators, none without shapes; None if its names are `seen`."""
+    names = frozenset(trace.device.name)
+    if names in seen:
+        return None
+    seen.add(names)
+    try:
+        return launched_calls(trace)
+    except TraceError:
+        return []
 
 
 def _start(rank: RankTrace) -> int:
@@ -307,4 +339,5 @@ def _write(
         bytes_read=rank.trace.size,
         device_name=rank.trace.device_name,
         kernels=int((device.kind == KERNEL).sum()),
+        calls=rank.operators,
     )
