@@ -141,6 +141,7 @@ def test_formulas_take_plain_numbers(family):
         "gemm_scan": Gemm(512, 768, 1024, variant="scan"),
         "gemm_scan_gradient": Gemm(512, 768, 1024, variant="scan_gradient"),
         "gemm_unaligned": Gemm(512, 769, 1024, variant="unaligned"),
+        "gemm_single_words": Gemm(512, 769, 1024, variant="single_words"),
         "grouped_gemm": GroupedGemm(4096, 8, 512, 1024),
         "grouped_gemm_split": GroupedGemm(4096, 8, 512, 1024, variant="split"),
         "grouped_gemm_blocks": GroupedGemm(4096, 8, 512, 1024, variant="blocks"),
