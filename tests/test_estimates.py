@@ -157,6 +157,7 @@ def test_formulas_take_plain_numbers(family):
         "elementwise_layout": Elementwise(10**6, variant="layout"),
         "elementwise_row_sums": Elementwise(10**6, variant="row_sums"),
         "elementwise_scales_apart": Elementwise(10**6, variant="scales_apart"),
+        "elementwise_sort_passes": Elementwise(10**6, variant="sort_passes"),
         "elementwise_slice_writes": Elementwise(10**6, variant="slice_writes"),
         "elementwise_widening": Elementwise(10**6, variant="widening"),
         "softmax": Softmax(4096, 1500),
