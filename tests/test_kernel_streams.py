@@ -280,6 +280,28 @@ def test_gradients_of_rows_are_sorted_and_added():
     kernel = Embedding(lookups=1000, width=512, entries=10**9, backward=True, dtype="fp32")
     moved = 1000 * (2048 + 2 * 2048 + 8 + 256)
     assert seconds(kernel) == pytest.approx(moved / 0.8e12 + 3e-6, rel=1e-5)
+    sorted_before = moved - 1000 * 256
+    alone = replace(kernel, sorts=False)
+    assert seconds(alone) == pytest.approx(sorted_before / 0.8e12 + 3e-6, rel=1e-5)
+
+
+def test_warps_load_the_rows_of_an_output_one_after_another():
+    held, step = 100 * MACHINE.sm_threads / 32, 0.36e-6
+    for outputs in (held, 20 * held):  # of one turn, of twenty
+        kernel = Embedding(int(8 * outputs), 1, 1000, pooling=8, dtype="fp32", outputs=int(outputs))
+        wait = outputs / held * (2 + 8) * step
+        assert seconds(kernel) == pytest.approx(wait + 3e-6, rel=0.03)
+
+
+def test_long_runs_of_equal_indices_have_a_block_each():
+    held, step, join = 100 * MACHINE.sm_threads / 32, 0.36e-6, 2.8e-6
+
+    def wait(length: int) -> float:
+        return float(embedding._run_waits(1000.0 * length, 1000.0, MACHINE))
+
+    # Ten on each of 100 multiprocessors, whose 32 warps have two rounds of a run of 64.
+    assert wait(64) == pytest.approx(max(64_000 / held, 1) * step + 10 * (2 * step + join))
+    assert wait(8) == pytest.approx(max(8000 / held, 1) * step + (6 + 8) * step)
 
 
 # --- all ------------------------------------------------------------------------------------------

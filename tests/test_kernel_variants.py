@@ -47,6 +47,22 @@ def test_a_ratio_of_work_leaves_the_floor() -> None:
         assert took == pytest.approx(floor + sum(unaligned.values()))
 
 
+def test_a_ratio_of_the_rate_leaves_memory() -> None:
+    model = Analytical(find_gpu("a100-sxm"))
+    wide = Gemm(8192, 8192, 8192, dtype="tf32", output="fp32")
+    long = Gemm(100_000, 64, 512, dtype="tf32", output="fp32")
+    took = [
+        [
+            model.estimate(each).duration
+            for each in (kernel, replace(kernel, variant="single_words"))
+        ]
+        for kernel in (wide, long)
+    ]
+    ratio = VARIANTS["gemm_single_words"].ratio["any"].si
+    assert took[0][1] / took[0][0] == pytest.approx(ratio, rel=0.02)
+    assert took[1][1] / took[1][0] < 1.3
+
+
 def test_variants_are_kernels_of_their_own() -> None:
     kernel = Gemm(512, 512, 512, dtype="fp8")
     split = replace(kernel, variant="split")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mpisim.engine import simulate
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Copy, Elementwise, Gemm
+from mpisim.operators.pricing import OperatorPricing
 from mpisim.program import Kind
 from mpisim.replay import read_job
 from mpisim.results.step_times import step_times
@@ -356,6 +358,36 @@ def test_kernels_say_that_products_are_in_tf32(tmp_path: Path) -> None:
     kernels = [each.launched.kernels for each in calls]
     fp32 = Gemm(64, 16, 32, dtype="fp32", output="fp32")
     assert kernels == [(fp32,), (Gemm(64, 16, 32, dtype="tf32", output="fp32"),)]
+
+
+def test_kernels_say_that_rows_are_of_an_odd_length(tmp_path: Path) -> None:
+    found = Recording()
+    name = "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_32x3_tn_align"
+    for at, aligned in ((10, "4"), (100, "1")):
+        found.operator("aten::mm", at, at + 20, [[64, 32], [32, 16]], ["float", "float"])
+        found.kernel(f"{name}{aligned}>", at + 5, at + 30, at + 40)
+    calls = launched_calls(read_kineto(found.write(tmp_path / "rank0.json")))
+    variants = [each.launched.kernels[0].variant for each in calls]
+    assert variants == [None, "single_words"]
+    (slow,) = calls[1].launched.kernels
+    model = OperatorPricing(find_gpu("v100-sxm2-32gb"))  # which has no tf32
+    assert model.price(calls[1].launched).kernels == (replace(slow, dtype="fp32", variant=None),)
+
+
+def test_linear_layers_that_copy_and_add_are_taken_apart(tmp_path: Path) -> None:
+    """An input of three dimensions that does not lie densely, as PyTorch 1.13 records it."""
+    found, kind = Recording(), ["float"] * 3
+    found.operator("aten::linear", 10, 60, [[4, 8, 32], [16, 32], [16]], kind)
+    found.operator("aten::matmul", 12, 45, [[4, 8, 32], [32, 16]], kind[:2])
+    found.operator("aten::reshape", 14, 24, [[4, 8, 32], []], ["float", "ScalarList"])
+    found.kernel("copy", 15, 100, 104)
+    found.operator("aten::mm", 30, 40, [[32, 32], [32, 16]], kind[:2])
+    found.kernel("ampere_sgemm_32x128_tn", 32, 110, 120)
+    found.operator("aten::add_", 50, 58, [[4, 8, 16], [16], []], ["float", "float", "Scalar"])
+    found.kernel("add", 52, 130, 133)
+    calls = launched_calls(read_kineto(found.write(tmp_path / "rank0.json")))
+    assert [each.call.name for each in calls] == ["aten::reshape", "aten::mm", "aten::add_"]
+    assert all(each.launched.known for each in calls)
 
 
 def test_sums_are_of_columns_where_a_kernel_says_so(tmp_path: Path) -> None:

@@ -17,12 +17,33 @@ divisions of its index (github:pytorch/pytorch, aten/src/ATen/native/cuda/Indexi
 multiprocessors' instructions set its pace on GPUs with much bandwidth: lookups in fp16 run at 148
 GB/s read on an A100 and 293 on an H100. Kernels that pool rows load vectors and have no such limit.
 
+Where FBGEMM pools rows of several tables at once (``outputs`` given), a warp has an output: it
+loads its offsets, its indices and then one row after another, which adds to ``issue``
+
+    max(1, outputs / (warps that the GPU holds)) × (2 + lookups / outputs) × step
+
+(split_embedding_codegen_forward kernels of github:pytorch/FBGEMM).
+
 Of lookups in several tables (`EmbeddingTables`), whose widths and skew may differ, the description
 brings the rows that miss in caches of several sizes, and the formula reads off those for
 ``capacity`` × L2 size, between two sizes in proportion to the logarithm.
 
 Backward, the indices are sorted first, so that each row's gradients are summed by one group of
-threads: a radix sort passes eight times over keys and values of 8 bytes.
+threads: a radix sort passes eight times over keys and values of 8 bytes, where the kernel's time
+holds it. Each lookup reads the gradient of its output, of which the L2 cache has those of a table.
+
+FBGEMM's gradients have two kernels (embedding_backward_split_template.cu). Runs of 32 equal indices
+and more have a block of 1,024 threads each, one on a multiprocessor (they need 42 registers on an
+A100, as recorded), whose 32 warps load one gradient after another. Shorter runs have a warp each.
+Their kernel is launched with a warp for each lookup, as if all were different, and those that find
+no run still wait for the load that tells:
+
+    looking = lookups / (warps that the GPU holds) × step
+    blocks  = runs / multiprocessors × (run length / 32 × step + join)     runs of 32 and more
+    warps   = runs / (warps that the GPU holds) × (6 + run length) × step  shorter ones
+
+All runs are taken to be of the mean length, which shapes tell; a row that most samples look up has
+one block to itself and takes longer.
 """
 
 from __future__ import annotations
@@ -39,6 +60,8 @@ from .formula import (
     Constant,
     Constants,
     Formula,
+    any_of,
+    ceil,
     columns_as_floats,
     expm1,
     log1p,
@@ -57,6 +80,16 @@ CONSTANTS = (
 )
 
 CACHED_SHARE = number("cached_rows_share")
+STEP = number("reduction_step")
+JOIN = number("reduction_join")
+
+WARP_LOADS, RUN_LOADS = 2, 6
+"""Loads one after another of a warp beside its rows: of an output its offsets and its indices; of a
+run its place, its first lookup, its table, its lookups, and where the row and its state lie."""
+LONG_RUN = 32
+"""Equal indices from which on a block adds them up (``max_segment_length_per_warp``)."""
+BLOCK_WARPS = 32
+"""Warps of such a block."""
 
 INDEX_BYTES = 8
 
@@ -77,7 +110,8 @@ def _columns(kernel: Embedding | EmbeddingTables) -> dict[str, float | int | str
         ``lookups``, ``entries``, ``outputs``, ``row`` (bytes), ``width`` where each element is
         copied by itself and 0 where rows are loaded whole, ``backward``; of several tables
         ``distinct``, the bytes of rows without repetition, ``looked_up``, those of all rows, and
-        what caches miss; 0 of one table.
+        what caches miss; 0 of one table; ``sorts`` and ``warps``, 1 of kernels that sort and of
+        FBGEMM's, whose warps have an output or a run each.
     """
     if isinstance(kernel, EmbeddingTables):
         return {
@@ -90,6 +124,8 @@ def _columns(kernel: Embedding | EmbeddingTables) -> dict[str, float | int | str
             "dtype": kernel.dtype,
             "distinct": kernel.distinct_bytes,
             "looked_up": kernel.row_bytes,
+            "sorts": 1,
+            "warps": 0,
             **dict(zip(MISSED, kernel.missed, strict=True)),
         }
     single = kernel.pooling == 1 and kernel.outputs is None
@@ -103,6 +139,8 @@ def _columns(kernel: Embedding | EmbeddingTables) -> dict[str, float | int | str
         "dtype": kernel.dtype,
         "distinct": 0,
         "looked_up": 0,
+        "sorts": int(kernel.sorts),
+        "warps": int(kernel.outputs is not None),
         **dict.fromkeys(MISSED, 0),
     }
 
@@ -120,15 +158,43 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
     outputs = columns["outputs"] * row
     forward = missed + outputs + INDEX_BYTES * lookups
     # Gradients of the outputs in, sums of the rows out on top of what they hold.
-    reverse = outputs + 2 * row * first + (INDEX_BYTES + SORT_BYTES) * lookups
+    sort = where(columns.get("sorts", 1) != 0, SORT_BYTES, 0)
+    reverse = outputs + 2 * row * first + (INDEX_BYTES + sort) * lookups
     memory = where(backward, reverse, forward) / (gpu.bandwidth * constants["share"])
     rows = where(several, columns.get("looked_up", 0.0), lookups * row)
-    cached = where(backward, 0.0, rows + outputs) / (gpu.l2_bandwidth * CACHED_SHARE)
+    written = where(backward, 2 * row * first, outputs)
+    cached = (rows + written) / (gpu.l2_bandwidth * CACHED_SHARE)
     memory = maximum(memory, cached)
 
     elements = where(backward, 0.0, lookups * columns["width"])
     issue = elements / (gpu.sms * gpu.clock * constants["rate"])
+    by_warps = columns.get("warps", 0) != 0
+    if any_of(by_warps):
+        pooled = columns_as_floats(columns, "outputs")[0]
+        forward_wait = _output_waits(lookups, pooled, gpu)
+        wait = where(backward, _run_waits(lookups, first, gpu), forward_wait)
+        issue = issue + where(by_warps, wait, 0.0)
     return memory, issue
+
+
+def _output_waits(lookups: Any, outputs: Any, gpu: GpuParameters) -> Any:
+    """Return the seconds that warps wait which pool the rows of an output each."""
+    turns = maximum(outputs / _warps(gpu), 1.0)
+    return turns * (WARP_LOADS + lookups / outputs) * STEP
+
+
+def _run_waits(lookups: Any, runs: Any, gpu: GpuParameters) -> Any:
+    """Return the seconds that FBGEMM's gradients wait, with so many runs of equal indices."""
+    length = lookups / runs
+    blocks = maximum(runs / gpu.sms, 1.0) * (ceil(length / BLOCK_WARPS) * STEP + JOIN)
+    warps = maximum(runs / _warps(gpu), 1.0) * (RUN_LOADS + length) * STEP
+    looking = maximum(lookups / _warps(gpu), 1.0) * STEP
+    return looking + where(length >= LONG_RUN, blocks, warps)
+
+
+def _warps(gpu: GpuParameters) -> float:
+    """Return the warps that a GPU holds at once."""
+    return gpu.sms * gpu.sm_threads / gpu.warp_size
 
 
 def _missed(columns: Columns, cache: float) -> Any:

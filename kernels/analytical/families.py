@@ -41,6 +41,9 @@ FILE = "calibration/kernel_variants.toml"
 
 FORWARD, BACKWARD = "forward", "backward"
 
+EFFICIENCY = "efficiency"
+"""Constant of formulas of arithmetic: its rate as a share of the peak."""
+
 
 @frozen
 class KernelVariant:
@@ -64,6 +67,8 @@ class KernelVariant:
         architecture, ``any`` of those that are not named. None, if it is 1 throughout.
     keeps_floor : bool
         Whether the ratio is of the time beyond the floor: starting a kernel takes as long as ever.
+    of_rate : bool
+        Whether the ratio is of the rate of arithmetic alone: what memory takes stays.
     waits : bool
         Whether threads wait for what they read before they go on, so that their instructions are
         not hidden behind memory.
@@ -76,6 +81,7 @@ class KernelVariant:
     constants: tuple[Constant, ...] = ()
     ratio: dict[str, Quantity] = field(default_factory=dict)
     keeps_floor: bool = False
+    of_rate: bool = False
     waits: bool = False
 
     @property
@@ -111,6 +117,16 @@ class KernelVariant:
         def columns(kernel: Any) -> dict[str, float | int | str]:
             found = base.columns(kernel)
             return {**found, "backward": int(kernel.backward)} if self.by_pass else found
+
+        def slowed(gpu: GpuParameters, constants: Constants) -> Constants:
+            return {**constants, EFFICIENCY: constants[EFFICIENCY] / ratio_of({}, gpu)}
+
+        if self.of_rate:
+            return replace(
+                base,
+                seconds=lambda columns, gpu, own: base.seconds(columns, gpu, slowed(gpu, own)),
+                shares=lambda columns, gpu, own: base.shares(columns, gpu, slowed(gpu, own)),
+            )
 
         def seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
             kept = constants["floor"] if self.keeps_floor else 0.0

@@ -3,7 +3,9 @@
     time = floor + (arithmetic⁴ + memory⁴)^(1/4)
 
 The arithmetic is that of tiles on multiprocessors (:mod:`.tiles`), divided as the library is
-expected to choose, slowed by the power limit; memory traffic is every operand once.
+expected to choose, slowed by the power limit; memory traffic is every operand once. Where tiles
+are few and k is long, k is divided into as many parts as fill the GPU, and a second kernel adds
+them up.
 
 **Single and batched products.** What decides the rest in fp32, and is a fact of libraries rather
 than a number to fit: batched products run in one kernel whatever their shape on some architectures
@@ -48,6 +50,7 @@ from .tiles import (
     LONGEST_BURST,
     Tiling,
     expected_time,
+    filling_times,
     library_tilings,
     power_throttled,
     product_stretch,
@@ -114,7 +117,10 @@ def _arithmetic(
     batched = BATCHED_TILINGS.get(gpu.family) if cores else None
     if batched is not None and not any_of(batch <= 1):
         tilings = (batched,)
-    times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
+    tiling = tiling_constants(constants)
+    times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling)
+    sizes = (m, n, k, batch, gpu)
+    times += filling_times(tilings, dtype, *sizes, floor=constants["floor"], **tiling)
     time = expected_time(times, constants["choice"])
     if batched is not None:
         time = where(batch > 1, times[tilings.index(batched)], time)
@@ -218,7 +224,7 @@ def _grouped_stretch(
     m, k = np.where(weight, columns["k"], tokens), np.where(weight, tokens, columns["k"])
     sizes = (m, columns["n"], k, columns["groups"])
     stretch: np.ndarray = product_stretch(
-        columns["dtype"], *sizes, gpu, constants, GROUPED_GEMM_CHOICE, occupied
+        columns["dtype"], *sizes, gpu, constants, GROUPED_GEMM_CHOICE, occupied, fills=False
     )
     return stretch
 

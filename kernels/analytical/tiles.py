@@ -10,6 +10,14 @@ multiprocessors:
     loads = loading × (time to read the tile's operands from L2) / (time of its arithmetic)
     time  = waves × tile × (1 + loads)
 
+**As many parts as fill the GPU.** Where even the finest of a table of tilings leaves more than half
+of the multiprocessors idle, a library divides a long k into as many parts as there is room for,
+each at least `LEAST_DEPTH` deep. A second kernel then adds up their sums, whose threads load one
+part after another (splitKreduce_kernel of cuBLAS), and costs another start:
+
+    parts = min(multiprocessors / tiles, k / LEAST_DEPTH)
+    time  = tile(k / parts) × (1 + loads) + sums through L2 + parts / 4 × reduction_step + floor
+
 **Waves beside a communication.** A library tiles a product for all multiprocessors of the GPU; it
 does not know that a communication occupies some of them. With S multiprocessors and n of them
 occupied, tiles that needed ceil(tiles / S) waves need ceil(tiles / (S - n)): 132 tiles on an H100
@@ -29,13 +37,14 @@ import numpy as np
 from ..gpu_parameters import GpuParameters
 from ..numbers import number
 from ..operations import OPERAND_BYTES
-from .formula import Constants, Numbers, functions
+from .formula import Constants, Numbers, any_of, filled_like, functions, where
 
 __all__ = [
     "LONGEST_BURST",
     "Tiling",
     "expected_tiles",
     "expected_time",
+    "filling_times",
     "free_stretch",
     "library_tilings",
     "power_throttled",
@@ -96,6 +105,15 @@ NORMAL_AS_TANH = 0.851
 """P(x > 0) = (1 + tanh(0.851 x / s)) / 2 of a normal x with standard deviation s, to 0.01: quicker
 than the error function, and no other factor has a smaller largest difference."""
 
+LEAST_DEPTH = number("split_depth")
+"""Steps of k of a part where parts fill the GPU."""
+SUM_STEP = number("reduction_step")
+SUMS_AT_ONCE = 4
+"""Parts that a thread of the adding kernel loads at once: how often compilers unroll a loop of
+unknown length."""
+UNAVAILABLE = 1e9
+"""Seconds of a division that a kernel does not have: never chosen, and no infinity to divide by."""
+
 MIN_SM_SHARE = number("least_sm_share")
 LONGEST_BURST = number("longest_burst")
 
@@ -149,10 +167,7 @@ def tiled_times(
     list of float, or of ndarray of float64 of shape (kernels,)
         Seconds, one for each tiling.
     """
-    peak = gpu.peaks[dtype]
-    rate = peak / gpu.sms * _reached(gpu, dtype, efficiency) / (1 + _issue_overhead(gpu, dtype))
-    # Of a GPU that is scaled products keep their efficiency: caches keep up with matrix units.
-    loads = loading * OPERAND_BYTES[dtype] * gpu.chip_peaks[dtype] / 2 / gpu.l2_bandwidth
+    rate, loads = _rates(dtype, gpu, efficiency, loading)
     ceil, _, _, maximum, _ = functions(m)
     sums = batch * m * n / gpu.l2_bandwidth
     sms, full = gpu.sms, 1 - quantisation
@@ -169,6 +184,81 @@ def tiled_times(
             time = (ceil(w) * quantisation + busy * full) * (slope * k + fixed)
             found.append(time + moved * sums if moved else time)
     return found
+
+
+def filling_times(*product: Any, floor: float, **tiling: float) -> list[Any]:
+    """Return the times of a product that is divided along k into as many parts as fill the GPU.
+
+    Parameters
+    ----------
+    *product, **tiling
+        As for `tiled_times`.
+    floor : float
+        Seconds that starting the kernel takes which adds up the parts.
+
+    Returns
+    -------
+    list of float, or of ndarray of float64 of shape (kernels,)
+        Seconds, one for each tile; `UNAVAILABLE` where the parts in the tilings fill the GPU, and
+        empty if they do for all kernels.
+    """
+    return [time for time, _ in _fillings(*product, floor=floor, **tiling)]
+
+
+def _fillings(
+    tilings: Sequence[Tiling],
+    dtype: str,
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    batch: Numbers,
+    gpu: GpuParameters,
+    *,
+    floor: float,
+    efficiency: float,
+    loading: float,
+    prologue: float,
+    **_: float,
+) -> list[tuple[Any, Any]]:
+    """Return times as `filling_times`, each with the number of thread blocks."""
+    ceil, _exp, _sqrt, maximum, _least = functions(m)
+    tiles = _tiles(tuple(tilings), *_rates(dtype, gpu, efficiency, loading), prologue)
+    finest = min(tiles, key=lambda tile: tile.rows * tile.columns)
+    idle = _filling_parts(finest, m, n, k, batch, gpu) >= 2 * finest.variants[-1][0]
+    found: list[tuple[Any, Any]] = []
+    if not any_of(idle):
+        return found
+    for tile in tiles:
+        parts = _filling_parts(tile, m, n, k, batch, gpu)
+        more = idle & (parts > tile.variants[-1][0])
+        parts = maximum(parts, 1.0)
+        _, slope, fixed, _ = tile.variants[0]
+        sums = 8.0 * parts * batch * m * n / gpu.l2_bandwidth
+        adding = sums + ceil(parts / SUMS_AT_ONCE) * SUM_STEP + floor
+        time = slope * (k / parts) + fixed + adding
+        blocks = parts * ceil(m / tile.rows) * ceil(n / tile.columns) * batch
+        found.append((where(more, time, filled_like(time, UNAVAILABLE)), blocks))
+    return found
+
+
+def _filling_parts(
+    tile: _Tile, m: Numbers, n: Numbers, k: Numbers, batch: Numbers, gpu: GpuParameters
+) -> Numbers:
+    """Return how many parts along k fill the GPU; 0 where k is too short for one."""
+    ceil = functions(m).ceil
+    room = gpu.sms / (ceil(m / tile.rows) * ceil(n / tile.columns) * batch)
+    deep = k / LEAST_DEPTH
+    return np.floor(np.minimum(room, deep)) if isinstance(m, np.ndarray) else min(room, deep) // 1
+
+
+def _rates(
+    dtype: str, gpu: GpuParameters, efficiency: float, loading: float
+) -> tuple[float, float]:
+    """Return a multiprocessor's FLOP/s, and seconds of loads for those of a tile of side 1."""
+    peak = gpu.peaks[dtype]
+    rate = peak / gpu.sms * _reached(gpu, dtype, efficiency) / (1 + _issue_overhead(gpu, dtype))
+    # Of a GPU that is scaled products keep their efficiency: caches keep up with matrix units.
+    return rate, loading * OPERAND_BYTES[dtype] * gpu.chip_peaks[dtype] / 2 / gpu.l2_bandwidth
 
 
 def expected_tiles(mean: Numbers, spread: Numbers) -> Numbers:
@@ -341,6 +431,8 @@ def product_stretch(
     constants: Constants,
     choice: float,
     occupied: int,
+    *,
+    fills: bool = True,
 ) -> Any:
     """Return the slowdown of matrix products with some multiprocessors occupied.
 
@@ -356,6 +448,8 @@ def product_stretch(
     choice : float
         As for `expected_time`.
     occupied : int
+    fills : bool
+        Whether they are divided into as many parts as fill the GPU (`filling_times`).
 
     Returns
     -------
@@ -363,13 +457,13 @@ def product_stretch(
     """
     tilings = library_tilings(dtype)
     m, n, k, batch = (np.asarray(each, float) for each in (m, n, k, batch))
-    alone = np.array(
-        tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
-    )
+    keys, product = tiling_constants(constants), (tilings, dtype, m, n, k, batch, gpu)
+    fillings = _fillings(*product, floor=constants["floor"], **keys) if fills else []
+    alone = np.array([*tiled_times(*product, **keys), *(time for time, _ in fillings)])
     weights = np.exp((1 - alone / alone.min(axis=0)) / choice) * alone
     tiles = [
         np.ceil(m / tiling.rows) * np.ceil(n / tiling.columns) * batch * tiling.split_k
         for tiling in tilings
-    ]
+    ] + [blocks for _, blocks in fillings]
     stretched = (weights * wave_stretch(np.array(tiles), gpu, occupied)).sum(axis=0)
     return stretched / weights.sum(axis=0)

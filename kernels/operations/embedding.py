@@ -33,6 +33,8 @@ class Embedding(Kernel):
     outputs : int, optional
         Output rows, where one kernel serves tables of different pooling; otherwise as many as
         `pooling` makes of the lookups.
+    sorts : bool
+        Whether a gradient's time holds the sort of the indices; otherwise other kernels sort them.
     """
 
     family: ClassVar[str] = "embedding"
@@ -43,6 +45,7 @@ class Embedding(Kernel):
     backward: bool = False
     dtype: Precision = "bf16"
     outputs: int | None = None
+    sorts: bool = True
 
     @property
     def traffic(self) -> int:

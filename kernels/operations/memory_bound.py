@@ -12,7 +12,14 @@ from .kernel import Kernel
 __all__ = ["Copy", "Elementwise", "ElementwiseVariant", "OptimizerStep"]
 
 ElementwiseVariant = Literal[
-    "block_scales", "layout", "row_copies", "row_sums", "scales_apart", "slice_writes", "widening"
+    "block_scales",
+    "layout",
+    "row_copies",
+    "row_sums",
+    "scales_apart",
+    "slice_writes",
+    "sort_passes",
+    "widening",
 ]
 """Kernels that do not stream as fast as memory would let them.
 
@@ -20,8 +27,9 @@ ElementwiseVariant = Literal[
 channels of images are moved to the end or back; ``"row_copies"``: rows are copied to other places,
 each once or more often; ``"row_sums"``: rows from other places are added up; ``"scales_apart"``:
 casts to NVFP4, behind which two kernels put the scales into the order that products read;
-``"slice_writes"``: XLA writes a result into its place in a larger array; ``"widening"``: PyTorch's
-operations on 16-bit numbers whose result is fp32.
+``"slice_writes"``: XLA writes a result into its place in a larger array; ``"sort_passes"``: a radix
+sort writes keys to the places of one of their digits; ``"widening"``: PyTorch's operations on
+16-bit numbers whose result is fp32.
 """
 
 

@@ -11,7 +11,9 @@ from .kernel import BYTES, Kernel, Precision, operand_bytes
 
 __all__ = ["Convolution", "Gemm", "GemmVariant", "GroupedGemm", "GroupedGemmVariant"]
 
-GemmVariant = Literal["cores", "split", "blocks", "scan", "scan_gradient", "unaligned"]
+GemmVariant = Literal[
+    "cores", "split", "blocks", "scan", "scan_gradient", "unaligned", "single_words"
+]
 """``cores``: 16-bit operands multiplied on CUDA cores, in fp32, which is the kernel's `dtype`.
 cuBLAS before CUDA 11.7 did so where rows were no multiple of 16 bytes (ampere_fp16_sgemm and its
 like).
@@ -33,7 +35,10 @@ those that only a backward pass does.
 ``unaligned``: 16-bit matrices whose rows are of an odd length, so that every other row begins
 between two 4-byte words. Copies from memory into shared memory move 4 bytes at least (PTX ISA,
 ``cp.async``; 16 for the tensor memory accelerator), so that elements go one by one through
-registers: CUTLASS's kernels of ``align1``, built for Turing, which cuBLAS takes."""
+registers: CUTLASS's kernels of ``align1``, built for Turing, which cuBLAS takes.
+
+``single_words``: fp32 matrices multiplied in tf32 whose rows are of an odd length, so that a copy
+moves one element of 4 bytes, in place of four: CUTLASS's kernels of ``align1`` for tf32."""
 
 GroupedGemmVariant = Literal["split", "blocks"]
 """As for `Gemm`."""

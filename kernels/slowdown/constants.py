@@ -35,6 +35,7 @@ _STREAMING = frozenset(
         "elementwise_row_sums",
         "elementwise_scales_apart",
         "elementwise_slice_writes",
+        "elementwise_sort_passes",
         "elementwise_widening",
         "optimizer",
         "copy",

@@ -7,6 +7,7 @@ numbers.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 from ..kernels.operations import Embedding, Kernel
@@ -53,7 +54,10 @@ def _lookup(lookups: int, weight: TensorSpec, pooling: int, backward: bool = Fal
         return ()
     kind = format_of(weight)
     return (
-        Embedding(lookups, width, entries, pooling=pooling, backward=backward, dtype=kind),
+        Embedding(
+            lookups, width, entries,
+            pooling=pooling, backward=backward, dtype=kind, sorts=not backward,
+        ),
     )  # fmt: skip
 
 
@@ -113,8 +117,13 @@ def split_tables_backward(call: OperatorCall) -> Kernels | None:
     """
     gradient = tensor(call, 0)
     forward = call.inputs[-1] if call.inputs and isinstance(call.inputs[-1], tuple) else ()
-    sizes = _split(tuple(all_tensors(forward)), gradient, call.name)
-    return None if sizes is None else _tables(sizes, backward=True)
+    given = tuple(all_tensors(forward))
+    sizes = _split(given, gradient, call.name)
+    if sizes is None:
+        return None
+    floats = [each for each in given if each.dtype.startswith("float")]
+    weighted = any(each.shape == (sizes[1],) for each in floats)
+    return _tables(sizes, backward=True, weighted=weighted)
 
 
 def _split(
@@ -150,24 +159,31 @@ def _rows(floats: list[TensorSpec], name: str) -> int:
     return of_rows[-1] if of_rows else sys.maxsize
 
 
-def _tables(sizes: tuple[TensorSpec, int, int, int, int], backward: bool) -> Kernels:
+def _tables(
+    sizes: tuple[TensorSpec, int, int, int, int], backward: bool, weighted: bool = False
+) -> Kernels:
     weights, lookups, outputs, width, _ = sizes
     entries = max(1, weights.elements // width)
     pooling = max(1, lookups // max(1, outputs))
     own = Embedding(
         lookups, width, entries, pooling=pooling, backward=backward,
-        dtype=format_of(weights), outputs=outputs,
+        dtype=format_of(weights), outputs=outputs, sorts=not backward,
     )  # fmt: skip
     if not backward:
         return (own,)
-    # fbgemm_gpu, transpose_embedding_input and the optimizer's kernels: keys of rows, their sort,
-    # zeros for the lengths of runs of equal keys and for their number, CUB's run lengths (begin,
-    # reduce by key), their cumulated sum (a zero, begin, scan), zeros for the long runs and for
-    # their number, the long runs, and the sums, of those by blocks and of others by warps.
-    keys, lengths, one = 8 * lookups, stream(4 * lookups), stream(8)
-    runs = (*lengths, *one, *one, *stream(keys + 8 * lookups), *one, *one, *lengths, *lengths)
-    long = (*lengths, *one, *lengths, *one)
-    return (*stream(2 * keys), *sort_kernels(lookups, 8, 8), *runs, *long, own)
+    # fbgemm_gpu, transpose_embedding_input and the optimizer's kernels: a key of 8 bytes and a
+    # place of 4 for each index, their sort by the bits that rows need; zeros for the lengths of
+    # runs of equal keys and for their number, CUB's run lengths (begin, reduce by key), their
+    # cumulated sum (a zero, begin, scan), zero for the number of long runs, the long runs, and the
+    # sums. Weights of lookups have gradients, made as rows are looked up, and are sorted, too.
+    one, runs = stream(8), min(lookups, entries)
+    order = sort_kernels(lookups, 8, 4, entries.bit_length())
+    keys = (*stream((8 + 8 + 4) * lookups), *order)
+    if weighted:
+        keys = (replace(own, backward=False, sorts=True), *keys, *order)
+    lengths = (*stream(4 * lookups), *one, *one, *stream(8 * lookups + 12 * runs))
+    cumulated_lengths = (*one, *one, *stream(8 * lookups))
+    return (*keys, *lengths, *cumulated_lengths, *one, *stream(8 * runs), own)
 
 
 def pooled_permuted(call: OperatorCall) -> Kernels | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ..kernels.operations import Copy, Kernel
+from ..kernels.operations import Copy, Elementwise, Kernel
 from .call import OperatorCall, TensorSpec
 from .streams import stream
 from .tensors import (
@@ -134,7 +134,7 @@ def _selected(mask: TensorSpec, rows: int) -> Kernels:
     return (*found, *stream(8 * (1 + rank) * rows)) if rank > 1 else found
 
 
-def sort_kernels(items: int, key: int, value: int) -> Kernels:
+def sort_kernels(items: int, key: int, value: int, bits: int | None = None) -> Kernels:
     """Number and sizes of keys and values → kernels of CUB's radix sort.
 
     A histogram of all digits, then a pass for each digit that reads and writes keys and values;
@@ -146,6 +146,8 @@ def sort_kernels(items: int, key: int, value: int) -> Kernels:
         Keys, each with a value.
     key, value : int
         Bytes of one.
+    bits : int, optional
+        Of keys that differ; all if not given.
 
     Returns
     -------
@@ -156,9 +158,9 @@ def sort_kernels(items: int, key: int, value: int) -> Kernels:
         return ()
     if items <= _SINGLE_TILE:
         return stream(2 * items * (key + value))
-    passes = 8 * key // _RADIX_BITS
-    each = stream(2 * items * (key + value))
-    return (*stream(items * key), *(each * passes))
+    passes = -(-(bits or 8 * key) // _RADIX_BITS)
+    each = Elementwise(bytes=2 * items * (key + value), variant="sort_passes")
+    return (*stream(items * key), *((each,) * passes))
 
 
 def sort(call: OperatorCall) -> Kernels | None:

@@ -13,7 +13,7 @@ from ..base.quantity import picoseconds
 from ..base.text import percentage
 from ..kernels import Estimate, Gpu
 from ..kernels.analytical import Analytical
-from ..kernels.operations import Elementwise, Kernel
+from ..kernels.operations import Elementwise, Gemm, Kernel
 from ..kernels.recorded import UNKNOWN_ERROR
 from .call import OperatorCall
 from .measured import MeasuredOperators, MeasuredTime
@@ -146,10 +146,17 @@ def _without_tf32(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     if not any(getattr(each, "dtype", None) == "tf32" for each in kernels):
         return kernels
     return tuple(
-        replace(each, dtype="fp32") if getattr(each, "dtype", None) == "tf32" else each  # type: ignore[call-arg]
+        _in_fp32(each) if getattr(each, "dtype", None) == "tf32" else each
         for each in kernels
         if not (isinstance(each, Elementwise) and each.variant == "layout")
     )
+
+
+def _in_fp32(kernel: Kernel) -> Kernel:
+    """Kernel in tf32 → the same on CUDA cores, whose copies have one size."""
+    if isinstance(kernel, Gemm):
+        return replace(kernel, dtype="fp32", variant=None)
+    return replace(kernel, dtype="fp32")  # type: ignore[call-arg]
 
 
 def measured_share(by_how: Mapping[str, float]) -> list[str]:

@@ -2,7 +2,8 @@
 
 Operators lie in each other. Of those around a launch the outermost counts for which the table of
 operators has kernels (:mod:`mpisim.operators.table`); if there is none, the innermost, which is
-then not known. Results are not recorded. For operators whose gradient is computed in the same trace
+then not known. Of linear layers and ``matmul`` that launch more than a product what they call
+counts. Results are not recorded. For operators whose gradient is computed in the same trace
 they follow from it: the gradient of a result has its shape.
 """
 
@@ -43,10 +44,21 @@ TF32 = re.compile(r"tf32|s1688gemm", re.I)
 """Names of kernels that multiply fp32 tensors in tf32: cuBLAS and cuDNN say it, CUTLASS has the
 instruction (m16n8k8 of matrix units, with fp32 results) in the name."""
 
+_SINGLE_WORDS = re.compile(r"s1688(tf32)?gemm\w*_align1\b")
+"""Names of CUTLASS's kernels that multiply in tf32 and copy single elements."""
+
 _OF_COLUMNS = re.compile(r"\breduce_kernel<\d+, [24],")
 """PyTorch's reductions of which a thread makes two or four results beside each other, which is
 where the first dimensions are summed (``output_vec_size`` of
 aten/src/ATen/native/cuda/Reduce.cuh)."""
+
+_COMPOSED = ("aten::linear", "aten::matmul")
+"""Operators that call others for all that they launch."""
+
+_ONE_PRODUCT = (*_COMPOSED, "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+"""What they call where they are the product that the table takes them for. For an input of three
+dimensions that does not lie densely PyTorch copies it first, and adds the bias in a kernel of its
+own (aten/src/ATen/native/Linear.cpp): then what they call counts."""
 
 _Text = tuple[bytes, ...]
 
@@ -102,6 +114,7 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
         )
     reader = _Reader(operators)
     chains = enclosing_operators(trace)
+    taken_apart = _taken_apart(chains, reader)
     found: dict[int, list[int]] = {}
     for op in range(len(trace.device)):
         if not _counts(trace, op):
@@ -112,6 +125,10 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
         if any(is_collective(operators.name[i]) for i in chain):
             continue
         claimed = next((i for i in chain if reader.is_known(i)), chain[-1] if chain else -1)
+        if claimed in taken_apart:
+            claimed = next(
+                (i for i in chain if reader.is_known(i) and i not in taken_apart), claimed
+            )
         if claimed >= 0 and not reader.is_known(claimed):
             reader.complete(claimed, chain)
         found.setdefault(claimed, []).append(op)
@@ -126,6 +143,19 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
             launched = _in_recorded_format(_of_columns(call, launched, names), names)
             calls.append(LaunchedCall(operator, call, launched, tuple(ops)))
     return sorted(calls, key=lambda each: each.ops[0])
+
+
+def _taken_apart(chains: dict[int, list[int]], reader: _Reader) -> set[int]:
+    """Operators around launches → those composed of others that launch more than a product."""
+    name = reader.operators.name
+    found: set[int] = set()
+    for chain in chains.values():
+        composed = [i for i in chain if name[i] in _COMPOSED and i not in found]
+        if composed:
+            inside = chain[chain.index(composed[0]) :]
+            if any(name[i] not in _ONE_PRODUCT and reader.is_known(i) for i in inside):
+                found.update(composed)
+    return found
 
 
 def _of_columns(call: OperatorCall, launched: Launched, names: list[str]) -> Launched:
@@ -148,14 +178,17 @@ def _in_recorded_format(launched: Launched, names: list[str]) -> Launched:
     """Products of fp32 tensors are in tf32 where the name of a kernel says so.
 
     Types of tensors do not tell it: PyTorch may use tf32 for them
-    (``torch.backends.cuda.matmul.allow_tf32``, on by default from 1.7 to 1.11).
+    (``torch.backends.cuda.matmul.allow_tf32``, on by default from 1.7 to 1.11). Names also tell
+    kernels for rows of an odd length.
     """
     if not any(isinstance(each, Gemm) and each.dtype == "fp32" for each in launched.kernels):
         return launched
     if not any(TF32.search(name) for name in names):
         return launched
+    single = any(_SINGLE_WORDS.search(name) for name in names)
+    tf32 = {"dtype": "tf32", "variant": "single_words" if single else None}
     kernels = tuple(
-        replace(each, dtype="tf32") if isinstance(each, Gemm) and each.dtype == "fp32" else each
+        replace(each, **tf32) if isinstance(each, Gemm) and each.dtype == "fp32" else each
         for each in launched.kernels
     )
     return Launched(kernels, launched.known)
