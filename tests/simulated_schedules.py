@@ -100,6 +100,8 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     if name == "dualpipe":
         stages = 2 * draw(st.integers(1, 5))
         return pipeline(name, stages, 2 * draw(st.integers(stages, 2 * stages + 3)))
+    if name == "zb-v":
+        return pipeline(name, draw(st.integers(1, 8)), draw(st.integers(1, 24)), 2)
     if name == "interleaved":
         stages, chunks = draw(st.integers(2, 6)), draw(st.integers(2, 5))
         group = draw(st.integers(stages, 2 * stages))

@@ -324,6 +324,13 @@ BAD = [
         "interleaved",
     ),
     (SMALL, "tp = 2", 'pp = 4\npipeline = "dualpipe"', "dualpipe"),
+    (SMALL, "tp = 2", 'pp = 2\npipeline = "zb-v"', "vpp is 1, but pipeline.schedule = 'zb-v' has"),
+    (
+        SMALL,
+        "tp = 2",
+        'pp = 2\nvpp = 2\npipeline = "zb-v"\noverlap.p2p = false',
+        "overlap.p2p is false, but pipeline.schedule = 'zb-v': its stages would wait",
+    ),
     (MIXTURE, "ep = 2", "ep = 3", "etp × ep is 1 × 3 = 3, which does not divide"),
     # [cluster], [kernels], [network], [run]
     (SMALL, "dgx-h100", "dgx-h10", "dgx-h10"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packet_flows import BYTES, PLAIN, RATE, US, flow, latency, leaves, star, uneven
 from reference.packets import ends
 
-from mpisim.base.errors import DeadlockError
+from mpisim.base.errors import DeadlockError, InputError
 from mpisim.base.kinds import Operation
 from mpisim.experiment import NetworkChoice
 from mpisim.prediction.network import network_of
@@ -80,6 +80,50 @@ def test_a_window_has_its_packets_under_way_each_round_trip(packets: int) -> Non
     last = (count - 1) // packets * trip + (count - 1) % packets * takes
     assert found.duration == single.duration + last
     assert found.duration > 1.2 * free.duration
+
+
+@pytest.mark.parametrize("size", [66, 1024])
+def test_acknowledgements_take_their_share_of_links_both_ways(size: int) -> None:
+    """Data of either direction shares its links with as many acknowledgements of the other's."""
+    topology = star(2)
+    both = [flow(topology, 0, 1), flow(topology, 1, 0)]
+    found = simulate_packets(topology, both, replace(PLAIN, ack_size=size))
+    way, one = latency(topology, 0, 1), (PLAIN.mtu + size) / RATE * 1e12
+    most = way + BYTES // PLAIN.mtu * one
+    # As the last packet leaves, those on their way are not answered, nor the ones behind a queue.
+    unanswered = way / one + outside(topology, 0, 1)
+    assert most - unanswered * size / RATE * 1e12 <= found.duration <= most + 10_000
+    one_way = simulate_packets(topology, both[:1], replace(PLAIN, ack_size=size))
+    free = simulate_packets(topology, both[:1], PLAIN)
+    assert one_way.duration == free.duration
+    back = one_way.plan.path_link[one_way.plan.ack_first[0] :]
+    packets = BYTES // PLAIN.mtu
+    assert one_way.link_bytes[back[0]] == pytest.approx(packets * size, rel=0.01)
+    assert not set(back.tolist()) & set(topology.route(0, 1).tolist())
+
+
+def test_acknowledgements_wait_for_their_turn_where_windows_wait_for_them() -> None:
+    """A window of a packet: each round trip has a packet there and an acknowledgement back."""
+    topology, count, size = star(2), 10, 1024
+    windowed = replace(PLAIN, window=PLAIN.mtu, switching="store-and-forward")
+    one = flow(topology, 0, 1, count * PLAIN.mtu)
+    by_latency = simulate_packets(topology, [one], windowed)
+    found = simulate_packets(topology, [one], replace(windowed, ack_size=size))
+    plan = found.plan
+    way = plan.path_link[plan.ack_first[0] : plan.ack_first[1]]
+    longer = sum(math.ceil(size / rate) for rate in plan.rate[way])
+    assert found.duration - by_latency.duration == (count - 1) * longer
+
+
+def test_links_without_a_way_back_cannot_answer() -> None:
+    topology = star(2)
+    cut = topology.bandwidth.copy()
+    back = topology.route(1, 0)
+    cut[back[topology.kind[back] >= LinkKind.NIC][0]] = 0
+    with pytest.raises(InputError, match=r"no link leads back beside .*ack_size bytes$"):
+        simulate_packets(
+            replace(topology, bandwidth=cut), [flow(topology, 0, 1)], replace(PLAIN, ack_size=66)
+        )
 
 
 def test_a_window_of_a_round_trip_costs_nothing_alone_and_bounds_an_incast() -> None:
@@ -185,7 +229,7 @@ def test_a_flow_begins_when_it_is_said_to() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
-    """With windows, from one packet to more than a round trip, and without."""
+    """With windows, from one packet to more than a round trip, and acknowledgements of any size."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     changed = uneven(leaves(8, 2, 3), rng)
     flows = []
@@ -195,26 +239,35 @@ def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
         flows.append(flow(changed, int(a), int(b), size, str(i), start=start))
     window = data.draw(st.sampled_from([0, 1, 5_000, 20_000, 100_000]))
     plain = replace(
-        PLAIN, switching="store-and-forward", seed=int(rng.integers(2**31)), window=window
+        PLAIN,
+        switching="store-and-forward",
+        seed=int(rng.integers(2**31)),
+        window=window,
+        ack_size=data.draw(st.sampled_from([0, 66, PLAIN.mtu])),
     )
     found = simulate_packets(changed, flows, plain)
     plan = found.plan
-    messages = []
+    messages, answers = [], []
     for number, pair in enumerate(plan.message_pair.tolist()):
         path = int(plan.pair_first[pair])
         first, last = plan.path_first[path : path + 2].tolist()
         start = int(plan.message_start[number] + plan.pair_delay[pair])
         links = plan.path_link[first:last].tolist()
         messages.append((links, int(plan.message_bytes[number]), start))
+        begin, end = plan.ack_first[path : path + 2].tolist()
+        answers.append((plan.path_link[begin:end].tolist(), int(plan.ack_delay[path])))
     capped = plan.cap[plan.message_pair] < plan.rate[[links[0] for links, _, _ in messages]]
     assert not capped.any()  # the reference has no links inside of senders' nodes
     windows, back = (array[plan.message_pair].tolist() for array in (plan.window, plan.pair_return))
-    given = (windows, back) if window else ()
-    expected = ends(plan.rate.tolist(), plan.latency.tolist(), messages, plain.mtu, *given)
+    given = (windows, back) if window else ((), ())
+    also = (answers, plain.ack_size) if plain.ack_size else ()
+    expected = ends(plan.rate.tolist(), plan.latency.tolist(), messages, plain.mtu, *given, *also)
     assert found.message_end.tolist() == expected
-    assert found.link_bytes.sum() == sum(
-        len(links) * bytes for links, bytes, _ in messages
-    )  # nothing is lost
+    sent = sum(len(links) * bytes for links, bytes, _ in messages)
+    if plain.ack_size:  # the last ones may still be on their way
+        assert found.link_bytes.sum() > sent
+    else:
+        assert found.link_bytes.sum() == sent  # nothing is lost
 
 
 # --- ECMP ----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,20 @@ def test_hpcc_needs_one_path() -> None:
 
 
 # --- TIMELY --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("congestion", ["dcqcn", "hpcc", "timely", "dctcp"])
+def test_answers_with_bytes_slow_no_sender_that_is_alone_on_its_way(congestion: Any) -> None:
+    """The way back has room: an answer takes what it takes on its links longer, no data waits."""
+    topology = star(3)
+    alone = [flow(topology, 0, 2)]
+    short = packet_settings(congestion=congestion)
+    found, answered = (
+        simulate_packets(topology, alone, each) for each in (short, replace(short, ack_size=66))
+    )
+    assert answered.duration == pytest.approx(found.duration, rel=2e-3)
+    back = answered.plan.path_link[answered.plan.ack_first[0]]
+    assert 0.98 * BYTES // 4096 < answered.link_packets[back] <= BYTES // 4096
 
 
 def test_timely_alone_keeps_the_line() -> None:

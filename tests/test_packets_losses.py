@@ -95,6 +95,21 @@ def test_what_is_sent_again_is_a_window_or_what_is_missing(recovery: str) -> Non
     assert found.duration >= useful / RATE * 1e12 + latency(topology, 0, 8)
 
 
+@pytest.mark.parametrize("recovery", RECOVERIES)
+def test_acknowledgements_are_not_dropped(recovery: str) -> None:
+    """All data comes, and no more acknowledgements leave than data packets have come."""
+    topology, buffer, size = star(5), 400_000, 66
+    flows = [flow(topology, a, 4, BYTES, str(a)) for a in range(4)]
+    found = simulate_packets(topology, flows, lossy(recovery, buffer=buffer, ack_size=size))
+    plan = found.plan
+    assert found.dropped.sum() > 0
+    assert (found.message_end > 0).all()
+    back = plan.path_link[plan.ack_first[0]]  # the first link of all acknowledgements
+    assert found.link_bytes[back] == size * found.link_packets[back]
+    came = found.link_packets[plan.path_link[plan.path_first[1] - 1]]
+    assert 4 * BYTES // PLAIN.mtu * 0.9 < found.link_packets[back] <= came
+
+
 def test_selective_repeat_is_faster_than_go_back_n() -> None:
     topology = star(9)
     flows = [flow(topology, a, 8, BYTES, str(a)) for a in range(8)]

@@ -162,7 +162,7 @@ def workload(name: str, keys: dict[str, Any], micro_batches: int) -> Workload:
     keys = dict(keys)
     style, zero, more = keys.pop("sharing", (None, 0, {}))
     keys |= {"dp_style": style, "zero": zero, **more}
-    if SCHEDULES[keys["schedule"]].interleaved:
+    if SCHEDULES[keys["schedule"]].interleaved or SCHEDULES[keys["schedule"]].v_shaped:
         keys["vpp"] = 2
     gpus = math.prod(keys.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
     keys["global_batch"] = keys["dp"] * keys["micro_batch"] * micro_batches

@@ -19,7 +19,7 @@ from simulated_schedules import TIME, in_flight, pipelines, simulate, spell
 
 from mpisim.base.errors import InputError
 from mpisim.program import Phase
-from mpisim.schedules import SCHEDULES, Pipeline, ScheduleName, pipeline
+from mpisim.schedules import SCHEDULES, Pipeline, ScheduleName, parts_of_stage, pipeline
 
 
 def test_every_schedule_can_be_named_in_a_plan() -> None:
@@ -100,6 +100,20 @@ def test_zb_h1_by_hand() -> None:
     assert spell(few, 3) == "F0 I0 F1 I1 W0 W1"
 
 
+def test_zb_v_by_hand() -> None:
+    """``ScheduleZBVZeroBubble`` of torch.distributed.pipelining, worked through for two stages."""
+    pipe = pipeline("zb-v", stages=2, micro_batches=3, chunks=2)
+    assert [spell(pipe, stage) for stage in range(2)] == [
+        "F0a F1a F2a F0b I0b W0b F1b I1b W1b I0a W0a F2b I2b W2b I1a W1a I2a W2a",
+        "F0a F0b F1a F1b I0b W0b F2a I0a W0a F2b I1b W1b I1a I2b I2a W1a W2b W2a",
+    ]
+    few = pipeline("zb-v", stages=2, micro_batches=1, chunks=2)
+    assert [spell(few, stage) for stage in range(2)] == [
+        "F0a F0b I0b W0b I0a W0a",
+        "F0a F0b I0b W0b I0a W0a",
+    ]
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
 def test_one_stage_accumulates_gradients(name: str) -> None:
     expected = {
@@ -123,6 +137,18 @@ def test_parts_in_a_loop() -> None:
     assert pipe.previous(0, 1) == (2, 0)
     assert pipe.next(2, 1) is None
     assert not pipe.mirrored
+
+
+def test_parts_in_a_v() -> None:
+    pipe = pipeline("zb-v", stages=3, micro_batches=6, chunks=2)
+    assert (pipe.parts, pipe.chunks, pipe.mirrored) == (6, 2, False)
+    assert [[pipe.part(stage, chunk) for chunk in range(2)] for stage in range(3)] == [
+        parts_of_stage("zb-v", stage, 3, 2) for stage in range(3)
+    ]
+    assert [pipe.part(0, 1), pipe.part(1, 1), pipe.part(2, 1)] == [5, 4, 3]
+    assert (pipe.next(2, 0), pipe.previous(2, 1)) == ((2, 1), (2, 0))  # to itself
+    assert (pipe.next(1, 1), pipe.previous(1, 1)) == ((0, 1), (2, 1))
+    assert pipe.next(0, 1) is pipe.previous(0, 0) is None
 
 
 def test_parts_held_twice() -> None:
@@ -245,6 +271,15 @@ def test_bubble_of_zb_h1(p: int, more: int, f: int, i: int, w: int) -> None:
         assert idle == [(p - 1) * (f + (i + w) - 2 * w)] * p
 
 
+@given(st.integers(1, 7), st.integers(0, 9), st.integers(1, 20), st.data())
+def test_bubble_of_zb_v(p: int, more: int, i: int, data: st.DataObject) -> None:
+    """(p - 1) I: with equal times that of the last stage's wait for its first forward, no more."""
+    w = data.draw(st.integers(-(-i // 2), i))
+    f = data.draw(st.integers(max(1, 2 * (i - w)), i))
+    idle = simulate(pipeline("zb-v", p, 2 * p - 1 + more, 2), {"F": f, "I": i, "W": w})
+    assert idle == [(p - 1) * i] * p
+
+
 # --- what is kept -------------------------------------------------------------------------------
 
 
@@ -255,6 +290,8 @@ def test_activations_in_flight(p: int, more: int) -> None:
     assert in_flight(pipeline("gpipe", p, m)) == m
     assert [in_flight(pipeline("1f1b", p, m), stage) for stage in range(p)] == [*range(p, 0, -1)]
     assert in_flight(pipeline("zb-h1", p, m)) == p
+    in_a_v = pipeline("zb-v", p, m, 2)  # arXiv:2401.10241, section 6: no more than 1F1B, anywhere
+    assert [in_flight(in_a_v, stage) / 2 for stage in range(p)] == [p] * p
     if p % 2 == 0:
         dual = pipeline("dualpipe", p, m + m % 2)
         assert [in_flight(dual, stage) for stage in range(p)] == [p + 1] * p
@@ -271,7 +308,7 @@ def test_activations_in_flight(p: int, more: int) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_first_stage_keeps_what_the_catalogue_says(name: str) -> None:
     schedule, p, m = SCHEDULES[name], 4, 12
-    v = 2 if schedule.interleaved else 1
+    v = 2 if schedule.interleaved or schedule.v_shaped else 1
     formula = re.sub(r"(?<=\d)(?=[pmv(])", "*", schedule.in_flight)  # 2p as people write it
     stated = eval(formula, {"p": p, "m": m, "v": v})
     assert in_flight(pipeline(name, p, m, v)) / v == stated
@@ -313,6 +350,8 @@ def test_peak_weighs_chunks() -> None:
         ("interleaved", 4, 8, 0, None, "chunks is 0; it must be 1 or more"),
         ("1f1b", 4, 8, 2, None, "schedule 1f1b: chunks is for the schedule interleaved only"),
         ("zb-h1", 4, 8, 1, 4, "schedule zb-h1: group is for the schedule interleaved only"),
+        ("zb-v", 4, 8, 1, None, "chunks is 1; it must be 2: a stage holds two (vpp = 2)"),
+        ("zb-v", 4, 8, 3, None, "chunks is 3; it must be 2"),
         ("interleaved", 4, 8, 1, None, "chunks is 1; both must be 2 or more (1f1b is"),
         ("interleaved", 1, 8, 2, None, "stages is 1 and chunks is 2; both must be 2 or more"),
         ("interleaved", 4, 10, 2, None, "micro_batches is 10; it must be a multiple of the group"),

@@ -106,6 +106,18 @@ def test_no_step_is_faster_than_its_bound():
     assert gained > 1.02
 
 
+@pytest.mark.parametrize("stages", [[2, 2, 2, 2], [1, 3, 3, 1]])
+def test_no_step_in_a_v_is_faster_than_its_bound(stages: list[int]) -> None:
+    plan = {"pp": 2, "vpp": 2, "global_batch": 8}
+    pipeline = {"schedule": "zb-v", "stages": stages}
+    found = {**SMALL, "plan": {**plan, "pipeline": pipeline}, "cluster": {"preset": "dgx-h100"}}
+    found["cluster"]["gpus"] = 2
+    experiment = experiment_of(found, "x.toml")
+    bound = StepBounds().closer(experiment, hardware_of(experiment))
+    step = step_time(experiment, MPI.COMM_SELF).picoseconds
+    assert 0.5 * step < bound <= step
+
+
 def test_random_factors_leave_no_bound():
     found = {**SMALL, "variation": {"kernels": 0.1}}
     experiment = experiment_of(found, "x.toml")

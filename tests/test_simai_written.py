@@ -138,7 +138,12 @@ def test_what_simai_has_no_word_for_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt.toml").write_text(GPT)
     for change, says in (
-        (["plan.pp=2", "plan.tp=2", "plan.pipeline=zb-h1"], "1 times forward and 2 times backwa"),
+        (["plan.pp=2", "plan.tp=2", "plan.pipeline=zb-h1"], "gradients of weights in passes of"),
+        (["plan.pp=2", "plan.tp=2", "plan.pipeline=chimera"], "3 go through different layers"),
+        (
+            ["plan.pp=2", "plan.vpp=2", "plan.tp=2", "plan.pipeline=zb-v"],
+            "gradients of weights in passes of their own",
+        ),
         (
             ["plan.pp=2", "plan.cp=2", "plan.tp=2", "plan.dp=1"],
             "rank 0 exchanges messages with ranks 2, 4; in",

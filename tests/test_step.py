@@ -277,6 +277,26 @@ def test_bubble_of_zb_h1(stages: int, more: int, time: int, weight: int) -> None
     assert bubble(done) == (stages - 1) * (time + time - weight)
 
 
+@settings(deadline=None, max_examples=10)
+@given(stages=st.integers(2, 4), more=st.integers(0, 4), time=times)
+def test_bubble_of_zb_v(stages: int, more: int, time: int) -> None:
+    # With equal times a stage waits for its first forward: p - 1 of the parts before it.
+    done = step(
+        2 * stages,
+        (time, time, time),
+        stages,
+        pp=stages,
+        vpp=2,
+        schedule="zb-v",
+        global_batch=2 * stages - 1 + more,
+    )
+    check_matching(done.program)
+    assert bubble(done) == (stages - 1) * time
+    # The first stage holds both ends, the last the middle, which it hands on to itself.
+    first, last = (set(done.program.table_of(rank).layer.tolist()) for rank in (0, stages - 1))
+    assert (first, last) == ({-1, 0, 2 * stages - 1}, {-1, stages - 1, stages})
+
+
 @pytest.mark.parametrize("schedule", ["chimera", "dualpipe"])
 def test_both_directions_run_and_their_messages_match(schedule: str) -> None:
     done = step(4, (5, 5, 5), 4, pp=4, schedule=schedule, global_batch=8)

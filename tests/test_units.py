@@ -22,7 +22,8 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     interleaved = SCHEDULES[name].interleaved
     stages = draw(st.integers(1, 6))
     paired = draw(st.booleans()) and (interleaved or (name == "1f1b" and stages == 1))
-    sizes = stages, draw(st.integers(1, 20)), draw(st.integers(2, 4)) if interleaved else 1
+    chunks = draw(st.integers(2, 4)) if interleaved else 2 if SCHEDULES[name].v_shaped else 1
+    sizes = stages, draw(st.integers(1, 20)), chunks
     try:
         return pipeline(name, *sizes, paired=paired)
     except InputError:

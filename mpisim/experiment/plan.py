@@ -56,7 +56,7 @@ class Plan:
     tp, pp, cp : int
         Tensor, pipeline and context parallel size.
     vpp : int
-        Model chunks of a stage (interleaved schedule).
+        Model chunks of a stage (schedules interleaved and zb-v).
     ep, etp : int
         Expert parallel size, inside tp × cp × dp; tensor parallel size inside an expert (`tp` if
         not given).
@@ -269,10 +269,21 @@ def _check_sizes(plan: Plan) -> None:
             f"pipeline.stages has {len(plan.pipeline.stages)} entries; pp × vpp = "
             f"{plan.pp * plan.vpp} are needed"
         )
-    interleaved = SCHEDULES[plan.pipeline.schedule].interleaved
-    if plan.vpp > 1 and not interleaved:
+    schedule = SCHEDULES[plan.pipeline.schedule]
+    interleaved = schedule.interleaved
+    if plan.vpp > 1 and not (interleaved or schedule.v_shaped):
         raise InputError(
             f"vpp is {plan.vpp}, but pipeline.schedule = {plan.pipeline.schedule!r} has one chunk"
+        )
+    if schedule.v_shaped and plan.vpp != 2:
+        raise InputError(
+            f"vpp is {plan.vpp}, but pipeline.schedule = {plan.pipeline.schedule!r} has two chunks "
+            "a stage: vpp = 2"
+        )
+    if schedule.v_shaped and not plan.overlaps_p2p:
+        raise InputError(
+            f"overlap.p2p is false, but pipeline.schedule = {plan.pipeline.schedule!r}: its stages "
+            "would wait for each other's messages"
         )
     alone = plan.pipeline.schedule == "1f1b" and plan.pp == 1
     if plan.overlap.ep and not interleaved and not alone:

@@ -185,12 +185,18 @@ def passes_of(table: Table, stages: int) -> Passes:
     Raises
     ------
     InputError
-        If micro-batches do not go through the stage as often forward as backward, each time whole.
+        If micro-batches do not all go through the same layers of the stage, as often forward as
+        backward, or gradients of weights have passes of their own.
     """
     n = len(table)
     count = int(table.micro_batch.max(initial=-1)) + 1
     if stages == 1:
         return Passes(np.zeros(n, np.int64), np.zeros(n, np.int64), max(1, count), 1)
+    if (table.phase == Phase.WEIGHT).any():
+        raise InputError(
+            "a pipeline stage computes gradients of weights in passes of their own: SimAI has no "
+            "schedule that cuts backward passes"
+        )
     micro_batch = table.micro_batch.astype(np.int64)
     chunk = np.full(n, -1, np.int64)
     done: Counter[tuple[int, bool]] = Counter()
@@ -202,14 +208,20 @@ def passes_of(table: Table, stages: int) -> Passes:
             now = key
             done[key] += 1
         chunk[row] = done[key] - 1
+    forward = inside & (table.phase == Phase.FORWARD)
+    ends = [set(table.layer[forward & (micro_batch == i)].tolist()) for i in (0, count - 1)]
+    if ends[0] != ends[1]:
+        raise InputError(
+            f"micro-batches 0 and {count - 1} go through different layers of a pipeline stage: "
+            "SimAI has no schedule with micro-batches of two directions"
+        )
     chunks = done[0, False]
     for batch in range(count):
         ahead, back = done[batch, False], done[batch, True]
         if not ahead == back == chunks:
             raise InputError(
                 f"micro-batch {batch} goes through a pipeline stage {ahead} times forward and "
-                f"{back} times backward, and should {chunks} times both ways: SimAI has no "
-                "schedule that cuts backward passes or has micro-batches of two directions"
+                f"{back} times backward, and should {chunks} times both ways, as in SimAI"
             )
     backward = (chunk >= 0) & (table.phase != Phase.FORWARD)
     chunk[backward] = chunks - 1 - chunk[backward]

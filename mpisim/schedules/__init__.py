@@ -11,14 +11,16 @@ follow from the durations.
     A forward, a backward or the gradients of weights, of one micro-batch in one model chunk.
 ``check_schedule``
     Refuse numbers that a schedule cannot work with, without laying it out.
+``parts_of_stage``
+    Which parts of the model a stage holds, without laying the schedule out.
 ``Units``
     What a stage does between two exchanges of messages, as columns.
 ``SCHEDULES``
     The kinds of schedules by name, each described by a `Schedule`.
 
 Read `units` and `actions` (the data), `mirrored` (the published orders of pipelines in both
-directions), then `catalogue` (the others), where a further schedule is added: its order, its entry
-in `SCHEDULES` and its name in `ScheduleName`.
+directions), `v_shaped` (of parts in a V), then `catalogue` (the others), where a further schedule
+is added: its order, its entry in `SCHEDULES` and its name in `ScheduleName`.
 """
 
 from .actions import Action, Pipeline, PipelineSize
@@ -27,6 +29,7 @@ from .catalogue import (
     Schedule,
     ScheduleName,
     check_schedule,
+    parts_of_stage,
     pipeline,
 )
 from .units import ActionColumns, Units
@@ -41,5 +44,6 @@ __all__ = [
     "ScheduleName",
     "Units",
     "check_schedule",
+    "parts_of_stage",
     "pipeline",
 ]

@@ -14,7 +14,7 @@ from ..base.frozen import frozen
 from ..program import Phase
 from .units import ActionColumns, Units
 
-__all__ = ["Action", "Order", "Pipeline", "PipelineSize", "Place"]
+__all__ = ["Action", "Order", "Pipeline", "PipelineSize", "Place", "part_of"]
 
 Place = tuple[int, int]
 """A chunk and a micro-batch."""
@@ -71,14 +71,30 @@ Order = tuple[Action, ...]
 """The actions of one stage, from first to last."""
 
 
+def part_of(stage: int, chunk: int, stages: int, *, v_shaped: bool = False) -> int:
+    """Stage and chunk → number of the part of the model, where each part is held once.
+
+    Parameters
+    ----------
+    stage, chunk, stages : int
+    v_shaped : bool
+        Whether parts lie in a V, or else in a loop: see `Pipeline`.
+    """
+    place = stages - 1 - stage if v_shaped and chunk else stage
+    return chunk * stages + place
+
+
 @frozen
 class Pipeline:
     """A schedule laid out for given numbers of stages and micro-batches.
 
-    The model is cut into `parts` in sequence. A stage holds `chunks` of them: in a loop (chunk c
-    of stage s is part ``c × stages + s``) or, where every part is held twice, mirrored (chunk 0 of
-    stage s is part s; chunk 1 is part ``stages - 1 - s`` of a second pipeline, which runs from the
-    last stage to the first and takes the second half of the micro-batches).
+    The model is cut into `parts` in sequence. A stage holds `chunks` of them:
+
+    - in a loop: chunk c of stage s is part ``c × stages + s``;
+    - in a V: chunk 0 of stage s is part s, chunk 1 part ``2 × stages - 1 - s``;
+    - where every part is held twice, mirrored: chunk 0 of stage s is part s; chunk 1 is part
+      ``stages - 1 - s`` of a second pipeline, which runs from the last stage to the first and takes
+      the second half of the micro-batches.
 
     Attributes
     ----------
@@ -90,6 +106,8 @@ class Pipeline:
         are sent and received in the same order.
     parts : int
         ``stages × chunks``, or `stages` where every part is held twice.
+    v_shaped : bool
+        Whether parts lie in a V.
     """
 
     name: str
@@ -98,6 +116,7 @@ class Pipeline:
     micro_batches: int
     actions: tuple[Order, ...]
     parts: int
+    v_shaped: bool = False
 
     @cached_property
     def columns(self) -> tuple[ActionColumns, ...]:
@@ -156,7 +175,7 @@ class Pipeline:
         """
         if self.mirrored:
             return stage if chunk == 0 else self.stages - 1 - stage
-        return chunk * self.stages + stage
+        return part_of(stage, chunk, self.stages, v_shaped=self.v_shaped)
 
     def next(self, stage: int, chunk: int) -> tuple[int, int] | None:
         """Stage and chunk that the output goes to; None after the last part.
@@ -184,7 +203,8 @@ class Pipeline:
             return None
         if self.mirrored:
             return (part if chunk == 0 else self.stages - 1 - part), chunk
-        return part % self.stages, part // self.stages
+        chunk, place = divmod(part, self.stages)
+        return (self.stages - 1 - place if self.v_shaped and chunk else place), chunk
 
     def peak(self, stage: int, saved: Sequence[int], weight_saved: Sequence[int] = ()) -> int:
         """Peak of what a stage keeps for its backward passes, over the actions of a step.

@@ -17,8 +17,9 @@ from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.lru_cache import kept_by_size
 from ..program import Phase
-from .actions import Action, Order, Pipeline, PipelineSize, Place
+from .actions import Action, Order, Pipeline, PipelineSize, Place, part_of
 from .mirrored import check_chimera, check_dualpipe, chimera, dualpipe
+from .v_shaped import check_zb_v, zb_v
 
 __all__ = [
     "SCHEDULES",
@@ -26,10 +27,11 @@ __all__ = [
     "Schedule",
     "ScheduleName",
     "check_schedule",
+    "parts_of_stage",
     "pipeline",
 ]
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "chimera", "dualpipe"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe"]
 """Values of ``plan.pipeline.schedule``."""
 
 MOST_ACTIONS = 100_000
@@ -74,6 +76,8 @@ class Schedule:
         those that alternate anyway: nothing else of its order changes.
     interleaved : bool
         Whether it takes several chunks a stage, groups and pairs.
+    v_shaped : bool
+        Whether it takes two chunks a stage, whose parts lie in a V (`Pipeline`).
     mirrored : bool
         Whether every part of the model is held twice, for pipelines of both directions.
     splits_backward : bool
@@ -93,6 +97,7 @@ class Schedule:
     rounds_to_fill: int | None = None
     alternates: bool = False
     interleaved: bool = False
+    v_shaped: bool = False
     mirrored: bool = False
     splits_backward: bool = False
     check: Callable[[PipelineSize], None] | None = None
@@ -294,6 +299,18 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             overlaps_messages=True,
             splits_backward=True,
         ),
+        "zb-v": Schedule(
+            title="Two chunks a stage in a V, gradients of weights put off",
+            chunks="2; the last stage hands its output on to itself",
+            bubble="(p-1)(B-W)/2 if F and W are at most B-W, and B-W at most W+F/2",
+            in_flight="p",
+            source="ZB-V, arXiv:2401.10241; torch.distributed.pipelining",
+            order=zb_v,
+            overlaps_messages=True,
+            v_shaped=True,
+            splits_backward=True,
+            check=check_zb_v,
+        ),
         "chimera": Schedule(
             title="Two pipelines in opposite directions, each one forward, one backward",
             chunks="1, held twice; stages and micro-batches even",
@@ -321,6 +338,19 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     }
 )
 """The kinds of schedules by name."""
+
+
+def parts_of_stage(name: str, stage: int, stages: int, chunks: int) -> list[int]:
+    """Schedule, stage and sizes → parts of the model that the stage holds, by chunk.
+
+    Parameters
+    ----------
+    name : str
+        Of a schedule; of a mirrored one the parts of the first direction.
+    stage, stages, chunks : int
+    """
+    v_shaped = SCHEDULES[name].v_shaped
+    return [part_of(stage, chunk, stages, v_shaped=v_shaped) for chunk in range(chunks)]
 
 
 def check_schedule(
@@ -355,7 +385,7 @@ def check_schedule(
     if not schedule.interleaved:
         single_stage = name == "1f1b" and stages == 1
         for key, given in (
-            ("chunks", chunks > 1),
+            ("chunks", chunks > 1 and not schedule.v_shaped),
             ("group", group is not None),
             ("paired", paired and not single_stage),
         ):
@@ -388,8 +418,8 @@ def pipeline(
         Of one step through this pipeline.
     chunks : int
         Model chunks (virtual stages) a stage's share of the model is cut into: 2 or more for
-        ``interleaved``, 1 for the others. (``dualpipe`` cuts none; it gives a stage a second
-        chunk, which another stage holds too.)
+        ``interleaved``, 2 for ``zb-v``, 1 for the others. (``dualpipe`` cuts none; it gives a
+        stage a second chunk, which another stage holds too.)
     group : int, optional
         ``interleaved`` only: micro-batches that a stage takes through one chunk before it turns to
         the next (Megatron-LM's ``microbatch_group_size_per_vp_stage``). If not given, as many as
@@ -435,4 +465,5 @@ def _laid_out(name: str, size: PipelineSize) -> Pipeline:
         size.micro_batches,
         schedule.order(size),
         parts=size.stages * size.chunks,
+        v_shaped=schedule.v_shaped,
     )

@@ -19,7 +19,7 @@ from ..experiment import Experiment, Plan, Transformer
 from ..kernels import KernelModel
 from ..prediction.hardware import gpu_kinds, hardware_of
 from ..prediction.prepared import kernel_models
-from ..schedules import SCHEDULES
+from ..schedules import SCHEDULES, parts_of_stage
 from ..workloads.grid import Grid
 from ..workloads.operators import Compute, Layer
 from ..workloads.transformer import transformer_network
@@ -50,7 +50,8 @@ def balanced_shares(experiment: Experiment, keys: Sequence[str]) -> dict[str, li
     model, plan = experiment.model, experiment.plan
     if not isinstance(model, Transformer):
         raise InputError(f"plan.{keys[0]} is {BALANCED!r}; that is for transformers")
-    if "pipeline.stages" in keys and SCHEDULES[plan.pipeline.schedule].mirrored:
+    schedule = SCHEDULES[plan.pipeline.schedule]
+    if "pipeline.stages" in keys and (schedule.mirrored or schedule.v_shaped):
         raise InputError(
             f"plan.pipeline.stages is {BALANCED!r}; stages of schedule = "
             f"{plan.pipeline.schedule!r} work both ways"
@@ -130,7 +131,11 @@ def _batches(plan: Plan, times: _Times, layers: Sequence[float]) -> list[int]:
             f"plan.global_batch is {plan.global_batch}, no multiple of micro_batch = "
             f"{plan.micro_batch}"
         )
-    on_stage = [sum(layers[number :: plan.pp]) for number in range(plan.pp)]
+    schedule = plan.pipeline.schedule
+    on_stage = [
+        sum(layers[part] for part in parts_of_stage(schedule, number, plan.pp, plan.vpp))
+        for number in range(plan.pp)
+    ]
 
     def seconds(replica: int, stage: int) -> float:
         kinds = np.unique(times.kind[(times.replica == replica) & (times.stage == stage)])

@@ -51,7 +51,7 @@ from ..experiment.model_counts import samples
 from ..prediction.hardware import Hardware, with_convolutions
 from ..prediction.network import network_of
 from ..prediction.prepared import kernel_models, with_step_constants
-from ..schedules import SCHEDULES, pipeline
+from ..schedules import SCHEDULES, parts_of_stage, pipeline
 from ..workloads import check_layout
 from ..workloads.grid import Grid
 from ..workloads.layout import ModelChunk, networks_of, split_layers
@@ -268,10 +268,11 @@ def _times_of_chunks(
 
 
 def _is_gone_through(plan: Plan, micro_batches: int) -> bool:
-    """Whether `pipeline_time` applies: stages, each part held once, one pass after another."""
+    """Whether `pipeline_time` applies: stages, parts in a loop, one pass after another."""
     schedule = SCHEDULES[plan.pipeline.schedule]
     passes = 2 * plan.pp * plan.vpp * micro_batches
-    return plan.pp > 1 and not schedule.mirrored and not plan.overlap.ep and passes <= MOST_PASSES
+    in_a_loop = not schedule.mirrored and not schedule.v_shaped
+    return plan.pp > 1 and in_a_loop and not plan.overlap.ep and passes <= MOST_PASSES
 
 
 def _pipeline_bound(
@@ -300,7 +301,8 @@ def _stage_bound(plan: Plan, micro_batches: int, parts: Sequence[_ChunkTimes]) -
         return max(micro_batches // 2 * (one.whole + other.whole) for one, other in pairs)
     least = lead = tail = 0
     for stage in range(plan.pp):
-        busy = sum(parts[part].whole for part in range(stage, len(parts), plan.pp))
+        own = parts_of_stage(plan.pipeline.schedule, stage, plan.pp, plan.vpp)
+        busy = sum(parts[part].whole for part in own)
         # The message to the stage before need not wait for the last gradients of weights.
         after = 0 if schedule.splits_backward else max(0, tail - parts[stage].weights)
         least = max(least, lead + micro_batches * busy + after)

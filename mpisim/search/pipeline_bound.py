@@ -56,7 +56,7 @@ def pipeline_time(
     Parameters
     ----------
     pipeline : Pipeline
-        In which every part is held once, and no two passes of a stage overlap.
+        Whose parts lie in a loop, and in which no two passes of a stage overlap.
     parts : sequence of PassTimes, shape (pipeline.parts,)
     message : int
         What a message between two stages takes at least, in ps.

@@ -206,7 +206,9 @@ def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: S
         block.compute(Compute("flatten gradients", Elementwise(2 * size)))
         block.communicate(_all_reduce("tp", size, "replicated gradient"))
         strategy.write_copies(block, "unflatten gradient", shared, strategy.gradient_size)
-    if pipeline.stages > 1 and stage in (0, pipeline.stages - 1) and not pipeline.mirrored:
+    # In a V the first stage holds both the embedding and the head.
+    apart = pipeline.stages > 1 and not pipeline.mirrored and not pipeline.v_shaped
+    if apart and stage in (0, pipeline.stages - 1):
         for each in parameters:
             if each.parameter.tied:
                 size = strategy.gradient_size * each.size

@@ -1,8 +1,8 @@
 """Packets through links and queues, in plain Python: paths and messages → when messages end.
 
 Store-and-forward, endless queues, no congestion control; each message is a queue pair of its own,
-and those that begin with the same link and have room in their windows take turns. `heapq` and
-dictionaries, nothing compiled.
+and those that begin with the same link and have room in their windows take turns. Acknowledgements
+take a time, or are packets of their own. `heapq` and dictionaries, nothing compiled.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def ends(
     mtu: int,
     windows: Sequence[float] = (),
     back: Sequence[int] = (),
+    answers: Sequence[tuple[Sequence[int], int]] = (),
+    answer_size: int = 0,
 ) -> list[int]:
     """Rates (bytes per ps) and latencies (ps) of links, messages → the end of each message, ps.
 
@@ -35,8 +37,13 @@ def ends(
         Bytes of each message that may be under way.
     back : sequence of int, optional
         What its acknowledgements take, ps.
+    answers : sequence of (path, delay), optional
+        The links that they take instead, and what they take to reach the first of them, ps.
+    answer_size : int
+        Bytes of one.
     """
-    queues: list[deque[Any]] = [deque() for _ in rate]  # of (message, hop, size)
+    # Of (message, hop, size, bytes that it acknowledges).
+    queues: list[deque[Any]] = [deque() for _ in rate]
     feeds: list[deque[int]] = [deque() for _ in rate]  # messages that begin here, in turn
     free_at = [0] * len(rate)
     left = [bytes for _, bytes, _ in messages]
@@ -65,7 +72,7 @@ def ends(
             under_way[message] += size
             if not left[message]:
                 feeds[link].pop()
-            packet = (message, 0, size)
+            packet = (message, 0, size, 0)
         elif queues[link]:
             after_queue[link] = True
             packet = queues[link].popleft()
@@ -90,15 +97,20 @@ def ends(
             under_way[message] -= size
             look(messages[message][0][0], now)
         else:
-            message, hop, size = item
-            path = messages[message][0]
-            if hop + 1 == len(path):
+            message, hop, size, answered = item
+            path = answers[message][0] if answered else messages[message][0]
+            if hop + 1 < len(path):
+                queues[path[hop + 1]].append((message, hop + 1, size, answered))
+                look(path[hop + 1], now)
+            elif answered:
+                under_way[message] -= answered
+                look(messages[message][0][0], now)
+            else:
                 to_come[message] -= size
-                if windows:
+                if answers:
+                    push(now + answers[message][1], "there", (message, -1, answer_size, size))
+                elif windows:
                     push(now + back[message], "acknowledged", (message, size))
                 if not to_come[message]:
                     found[message] = now
-                continue
-            queues[path[hop + 1]].append((message, hop + 1, size))
-            look(path[hop + 1], now)
     return found

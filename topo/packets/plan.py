@@ -56,6 +56,11 @@ class PacketInput:
     path_first : int64, shape (n_paths + 1,)
     path_link : int32
         Path p goes over ``path_link[path_first[p]:path_first[p + 1]]``.
+    ack_first : int64, shape (n_paths + 1,)
+        Acknowledgements of path p go over ``path_link[ack_first[p]:ack_first[p + 1]]``, behind the
+        links of all paths; over none where they take latencies alone.
+    ack_delay : int64, shape (n_paths,)
+        What they take to reach the first of these.
     pair_first : int64, shape (n_pairs + 1,)
         Paths of each queue pair, all with one first link; ECMP has left it a single one.
     cap, pair_delay, pair_return : arrays, shape (n_pairs,)
@@ -92,6 +97,8 @@ class PacketInput:
     high: Floats
     path_first: Ints
     path_link: NDArray[np.int32]
+    ack_first: Ints
+    ack_delay: Ints
     pair_first: Ints
     cap: Floats
     pair_delay: Ints
@@ -162,6 +169,10 @@ def packet_input(
     messages, chosen = _messages(topology, flows, pairs, of_flow, chunks)
     gates = messages.gates()
     paths = [path for pair in pairs for path in pair.paths]
+    opposite = _opposite_links(topology) if settings.ack_size else {}
+    acks = [_ack_path(topology, path, opposite) for path in paths]
+    there = [link for path in paths for link in path]
+    back = [link for _, way in acks for link in way]
     scale = topology.bandwidth / settings.reference_rate
     latency = np.rint(topology.latency * PICOSECONDS).astype(np.int64)
     trips = [max(_trip(topology, path, settings) for path in pair.paths) for pair in pairs]
@@ -175,7 +186,9 @@ def packet_input(
         low=settings.kmin * scale,
         high=settings.kmax * scale,
         path_first=_offsets([len(path) for path in paths]),
-        path_link=np.array([link for path in paths for link in path], np.int32),
+        path_link=np.array([*there, *back], np.int32),
+        ack_first=len(there) + _offsets([len(way) for _, way in acks]),
+        ack_delay=np.array([int(latency[list(inside)].sum()) for inside, _ in acks], np.int64),
         pair_first=_offsets([len(pair.paths) for pair in pairs]),
         cap=np.array([_cap(topology, pair.before) for pair in pairs]) / PICOSECONDS,
         pair_delay=np.array([int(latency[list(pair.before)].sum()) for pair in pairs], np.int64),
@@ -287,6 +300,53 @@ def _hash(topology: Topology, links: tuple[int, ...], channel: int, seed: int, m
 def _cap(topology: Topology, before: tuple[int, ...]) -> float:
     """Links before the NIC → the rate that they leave a sender, bytes per second."""
     return float(topology.bandwidth[list(before)].min()) if before else np.inf
+
+
+def _opposite_links(topology: Topology) -> dict[int, int]:
+    """Topology → the link that leads back beside each; of parallel links the one in its place."""
+    between: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    ends = (topology.source.tolist(), topology.target.tolist(), topology.kind.tolist())
+    for link, (source, target, kind) in enumerate(zip(*ends, strict=True)):
+        between[source, target, kind].append(link)
+    return {
+        link: back
+        for (source, target, kind), links in between.items()
+        for link, back in zip(links, between.get((target, source, kind), ()), strict=False)
+    }
+
+
+def _ack_path(
+    topology: Topology, path: tuple[int, ...], opposite: Mapping[int, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Path of data from its sender's NIC on → links of its acknowledgements: to the NIC, and on.
+
+    A NIC answers: the links between it and its GPU cost their latency alone. Inside a node nothing
+    is answered by packets, and without `opposite` nothing anywhere: both are empty.
+
+    Parameters
+    ----------
+    topology : Topology
+    path : tuple of int
+    opposite : mapping of int to int
+        Link → the one that leads back.
+
+    Raises
+    ------
+    InputError
+        If a link has none that leads back.
+    """
+    inside = all(topology.kind.item(link) < LinkKind.NIC for link in path)
+    if inside or not opposite:
+        return (), ()
+    for link in path:
+        if topology.bandwidth.item(opposite.get(link, link)) == 0 or link not in opposite:
+            raise InputError(
+                f"{topology.title}: no link leads back beside {topology.link_name(link)}, for "
+                "acknowledgements of ack_size bytes"
+            )
+    back = tuple(opposite[link] for link in reversed(path))
+    at = _sender_part(topology, back)
+    return back[:at], back[at:]
 
 
 def _window(topology: Topology, pair: _Pair, settings: PacketSettings) -> float:

@@ -131,7 +131,7 @@ def simulate_packets(
         If packets wait for each other in a circle: a deadlock of pauses.
     """
     plan = packet_input(topology, flows, settings)
-    hops = plan.hops // settings.mtu
+    hops = plan.hops // settings.mtu * (2 if settings.ack_size else 1)
     if hops > max_hops:
         raise InputError(
             f"{hops:,} packets over links are more than {max_hops:,}: fewer bytes, larger packets "

@@ -153,6 +153,9 @@ class PacketSettings:
         Bytes in a queue from which packets are marked, and above which all are.
     pmax : float
         Share of packets that is marked at `kmax`.
+    ack_size : int
+        Bytes of an acknowledgement, which then takes its turn on the links back; 0: it takes
+        latencies alone.
     window : int
         Bytes of a queue pair that are under way at most, not acknowledged; 0 for no such bound.
     window_rtts : float
@@ -190,6 +193,7 @@ class PacketSettings:
     kmax: int
     pmax: float
     reference_rate: float
+    ack_size: int = 0
     window: int = 0
     window_rtts: float = 0
     window_scales: bool = False
@@ -235,6 +239,7 @@ class PacketSettings:
             ("dctcp_window", self.watching.first, 1, 1_000_000),
             ("timely_alpha", self.watching.filter, 0, 1),
             ("timely_beta", self.watching.decrease, 0, 1),
+            ("ack_size", self.ack_size, 0, self.mtu),
             ("window", self.window, 0, MAX_BUFFER),
             ("window_rtts", self.window_rtts, 0, 1e6),
             ("byte_counter", self.control.bytes, 0, MAX_BUFFER),
@@ -245,7 +250,7 @@ class PacketSettings:
             if not least <= value <= most:
                 raise InputError(
                     f"{name} is {value:,}; it must be {least:,} to {most:,}"
-                    + (", which is kmax" if name == "kmin" else "")
+                    + {"kmin": ", which is kmax", "ack_size": ", which is mtu"}.get(name, "")
                 )
 
     def _check_combinations(self) -> None:
@@ -303,6 +308,7 @@ class PacketSettings:
             "kmin": self.kmin,
             "kmax": self.kmax,
             "pmax": self.pmax,
+            "ack_size": self.ack_size,
             "window": self.window,
             "window_rtts": self.window_rtts,
             "window_scales": int(self.window_scales),
@@ -388,6 +394,7 @@ def packet_settings(
         kmax=round(given["kmax"]),
         pmax=given["pmax"],
         reference_rate=given["reference_rate"],
+        ack_size=round(given["ack_size"]),
         window=round(given["window"]),
         window_rtts=given["window_rtts"],
         window_scales=given["window_scales"] > 0,

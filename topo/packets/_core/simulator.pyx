@@ -16,9 +16,11 @@ in, first out.
 3. A queue pair with a window sends no packet while that many bytes are under way, not acknowledged.
    An acknowledgement follows every packet that arrives and looks at its first link, so that no pair
    waits for one that does not come.
-4. With `recovering` a switch drops what is beyond an egress queue's part of its buffer, and packets
+4. With `ack_size` an acknowledgement is a packet: the one that it answers goes back over the links
+   of its path, and takes its turn in their queues. It is neither marked nor dropped.
+5. With `recovering` a switch drops what is beyond an egress queue's part of its buffer, and packets
    have a *position*: their first byte among all bytes of their queue pair (losses.pxi).
-5. Events of one time happen in the order in which they were pushed, and random numbers are drawn in
+6. Events of one time happen in the order in which they were pushed, and random numbers are drawn in
    that order: one input has one result.
 
 Times are int64 ps; rates are bytes per ps. Callers are trusted: no index is checked.
@@ -35,7 +37,7 @@ include "heap.pxi"
 include "dcqcn.pxi"
 
 cdef enum:
-    ARRIVE, DELIVER, WAKE, RELEASE, PAUSE, RESUME, NOTIFY, ACKNOWLEDGE, EXPIRE, TIMER
+    ARRIVE, DELIVER, ANSWER, WAKE, RELEASE, PAUSE, RESUME, NOTIFY, ACKNOWLEDGE, EXPIRE, TIMER
     # All but timers keep the simulation going.
 
 cdef enum:
@@ -49,6 +51,7 @@ cdef struct Packet:
     int32_t at  # of the links of all paths: the one it goes over next
     int32_t end
     int32_t size
+    int32_t answered  # bytes that it acknowledges, on its way back; 0 before
     int32_t next  # behind it in the same queue, or among the unused
     int32_t ingress  # the link that it came by, -1 at its sender
     int32_t path
@@ -71,7 +74,7 @@ cdef class Simulator:
     cdef const double[::1] rate, cap, low, high, window
     cdef const int64_t[::1] latency, message_bytes, message_start, pair_delay, pair_return
     cdef const int64_t[::1] pair_timeout
-    cdef const int64_t[::1] path_first, pair_first, gate_first
+    cdef const int64_t[::1] path_first, pair_first, gate_first, ack_first, ack_delay
     cdef const int32_t[::1] path_link, target, message_pair, message_opens, gate_next
     cdef const int32_t[::1] gate_message
     cdef const uint8_t[::1] marking
@@ -115,7 +118,7 @@ cdef class Simulator:
     cdef readonly int64_t done, happened, now
     cdef uint64_t random_state
     cdef Control control
-    cdef int32_t mtu, congestion, recovering
+    cdef int32_t mtu, congestion, recovering, ack_size
     cdef bint cut_through, pausing, windowed, scaling, acknowledging, adaptive
     cdef double most_marked, buffer, share
     cdef int64_t resume_offset
@@ -141,7 +144,10 @@ cdef class Simulator:
         self.adaptive = settings.routing == "adaptive"
         self.windowed = np.isfinite(given.window).any() or self.congestion == DCTCP
         self.scaling = settings.window_scales or self.congestion == HPCC
-        self.acknowledging = self.windowed or self.recovering or self.congestion > DCQCN
+        self.ack_size = settings.ack_size
+        self.ack_first, self.ack_delay = given.ack_first, given.ack_delay
+        self.acknowledging = (
+            self.windowed or self.recovering or self.congestion > DCQCN or self.ack_size > 0)
         self.message_bytes, self.message_pair = given.message_bytes, given.message_pair
         self.message_start, self.message_opens = given.message_start, given.message_opens
         self.gate_next, self.gate_first = given.gate_next, given.gate_first
@@ -264,6 +270,8 @@ cdef class Simulator:
             self.arrive(item)
         elif kind == DELIVER:
             self.deliver(item)
+        elif kind == ANSWER:
+            self.enqueue(item, self.path_link[self.packets[item].at])
         elif kind == WAKE:
             if self.wake[item] == self.now:
                 self.wake[item] = INT64_MAX
@@ -447,7 +455,7 @@ cdef class Simulator:
         packet = &self.packets[number]
         packet.message, packet.ingress, packet.marked = message, -1, False
         packet.path, packet.stamps, packet.refused = path, 0, False
-        packet.position, packet.sent = position, self.now
+        packet.position, packet.sent, packet.answered = position, self.now, 0
         packet.at = <int32_t>self.path_first[path]
         packet.end = <int32_t>self.path_first[path + 1]
         packet.size = size
@@ -487,7 +495,7 @@ cdef class Simulator:
         cdef int64_t takes = <int64_t>ceil(packet.size / self.rate[link]), early = 0
         cdef int32_t after
         self.busy[link] = self.now + takes
-        if self.congestion == HPCC and self.marking[link]:
+        if self.congestion == HPCC and self.marking[link] and not packet.answered:
             self.telemetry.stamp(self, link, number)
         self.n_bytes[link] += packet.size
         self.n_packets[link] += 1
@@ -506,10 +514,14 @@ cdef class Simulator:
         """Queue a packet for its next link: it has arrived at the node before it."""
         cdef Packet* packet = &self.packets[number]
         cdef int32_t link
-        if self.adaptive:
+        if self.adaptive and not packet.answered:
             self.choose_path(packet)
         link = self.path_link[packet.at]
         packet.ingress = self.path_link[packet.at - 1]
+        if packet.answered:
+            self.count_ingress(packet.ingress, packet.size)
+            self.enqueue(number, link)
+            return
         if self.recovering and self.marking[link] and self.lost.has_no_room(
                 self, link, self.target[packet.ingress], packet.size):
             self.lost.drops[link] += 1
@@ -521,6 +533,10 @@ cdef class Simulator:
                 packet.marked = True
                 self.n_marks[link] += 1
         self.count_ingress(packet.ingress, packet.size)
+        self.enqueue(number, link)
+
+    cdef void enqueue(self, int32_t number, int32_t link) noexcept nogil:
+        cdef Packet* packet = &self.packets[number]
         packet.next = -1
         if self.head[link] < 0:
             self.head[link] = number
@@ -562,6 +578,9 @@ cdef class Simulator:
         cdef Packet* packet = &self.packets[number]
         cdef int32_t pair = self.message_pair[packet.message]
         cdef bint taken = True, answered = self.acknowledging
+        if packet.answered:
+            self.acknowledge(number)
+            return
         if packet.marked and self.congestion == DCQCN and self.now >= self.next_feedback[pair]:
             self.next_feedback[pair] = self.now + self.control.feedback
             self.push(self.now + self.pair_return[pair], NOTIFY, pair)
@@ -570,9 +589,21 @@ cdef class Simulator:
         if taken:
             self.count_down(packet.message, packet.size)
         if answered:
-            self.push(self.now + self.pair_return[pair], ACKNOWLEDGE, number)
+            self.send_back(number)
         else:
             self.forget(number)
+
+    cdef void send_back(self, int32_t number) noexcept nogil:
+        """Acknowledge a packet: by itself over the links back, or after their latencies alone."""
+        cdef Packet* packet = &self.packets[number]
+        cdef int32_t pair = self.message_pair[packet.message]
+        packet.at = <int32_t>self.ack_first[packet.path]
+        packet.end = <int32_t>self.ack_first[packet.path + 1]
+        if packet.at == packet.end:
+            self.push(self.now + self.pair_return[pair], ACKNOWLEDGE, number)
+            return
+        packet.answered, packet.size, packet.ingress = packet.size, self.ack_size, -1
+        self.push(self.now + self.ack_delay[packet.path], ANSWER, number)
 
     cdef void count_down(self, int32_t message, int32_t size) noexcept nogil:
         """Count bytes of a message that have arrived; the last ones end it."""
@@ -598,6 +629,8 @@ cdef class Simulator:
         """Take a packet off what its queue pair has under way, and let the pair go on."""
         cdef Packet* packet = &self.packets[number]
         cdef int32_t pair = self.message_pair[packet.message]
+        if packet.answered:
+            packet.size = packet.answered
         if not self.recovering:
             packet.answer = packet.position + packet.size
             self.under_way[pair] -= packet.size
