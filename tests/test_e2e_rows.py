@@ -176,6 +176,18 @@ def test_boxes_of_geforce_boards_are_joined(row: Any) -> None:
     assert (found.preset, found.nodes) == ("rtx-4090-8gpu", 2)
 
 
+def test_nics_have_the_rate_that_a_row_states(row: Any) -> None:
+    two = {"gpus_per_node": 8, "num_gpus": 16, "dp": 4, "gpu": "H800"}
+    found = mapped(row(VTRAIN, **two, node_network_gbps=1600))
+    assert (found.experiment.cluster.nics, found.experiment.cluster.nic_bandwidth) == (
+        None,
+        "200 Gb/s",
+    )
+    assert "1600 Gb/s a node in place of 3200" in str(found.defaults)
+    as_is = mapped(row(VTRAIN, **two, node_network_gbps=3200)).experiment.cluster
+    assert as_is.nic_bandwidth is None
+
+
 def test_nodes_of_other_sizes(row: Any) -> None:
     four = {"gpus_per_node": 4, "num_gpus": 4, "node_network_gbps": ""}
     found = mapped(row(VTRAIN, **four, gpu="H200", tp=4)).experiment.cluster

@@ -95,6 +95,8 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
         alike = sorted((each for each in known if each.network), key=lambda each: each.network)
     if alike:
         best = _middle(best, fitting, alike)
+    if nodes > 1:
+        changes |= _line_rate(best, network, changes)
     assumed = _assumptions(best, network, per_node if stated is None else None) if nodes > 1 else []
     if best.changes:
         assumed.append(f"cluster.preset = {best.preset} with {', '.join(best.changes)}")
@@ -165,11 +167,25 @@ def _assumptions(best: ClusterFor, network: float | None, per_node: int | None) 
         assumed.append(f"cluster.preset = {best.preset} (network not stated)")
     elif network != best.network:
         assumed.append(
-            f"cluster.preset = {best.preset}, {best.network} Gb/s a node in place of {network:.0f}"
+            f"cluster.preset = {best.preset}, {network:g} Gb/s a node in place of {best.network}"
         )
     if per_node is not None:
         assumed.append(f"{per_node} GPUs a node (not stated)")
     return assumed
+
+
+def _line_rate(
+    best: ClusterFor, network: float | None, changes: Mapping[str, Any]
+) -> dict[str, str]:
+    """Cluster, what a row says of its network, keys that change it → its NICs at the row's rate.
+
+    As many NICs as the cluster has: rows give the bandwidth of a node.
+    """
+    node = find_file(best.preset, "clusters", "cluster").table.get("node", {})
+    if not network or network == best.network or "nics" not in node:
+        return {}
+    rate = network / changes.get("cluster.nics", node["nics"])
+    return {"cluster.nic_bandwidth": f"{rate:.4g} Gb/s"}
 
 
 def _middle(
