@@ -35,6 +35,8 @@ part "frameworks to capture" bash run_scripts/get_frameworks.sh
 # One after another: each test has a process of 1 GB beside it.
 part "captured frameworks" env PYTHONPATH="$(echo "$PWD"/build/frameworks/lib/python*/site-packages)" \
     pytest -q --durations=20 tests/test_captured_frameworks.py
+part "steps of captured programs" env PYTHONPATH="$(echo "$PWD"/build/frameworks/lib/python*/site-packages)" \
+    python run_scripts/bench/captured_programs.py
 part "classes of Hugging Face" env PYTHONPATH="$(echo "$PWD"/build/frameworks/lib/python*/site-packages)" \
     python run_scripts/huggingface_parameters.py
 bash run_scripts/get_slurm.sh

@@ -199,6 +199,35 @@ def test_a_loop_over_something_is_told_from_one_that_waits() -> None:
     assert found == {"first": True, "second": False, "third": False, "fourth": False}
 
 
+FACTORS = """
+import torch
+layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).cuda()
+teacher = torch.nn.TransformerEncoder(layer, 1).eval()
+model = torch.nn.Linear(64, 64, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+padded = torch.arange(10).expand(4, 10).cuda() > 7
+for _ in range(3):
+    x = torch.randn(4, 10, 64, device="cuda")
+    with torch.no_grad():
+        y = teacher(x, src_key_padding_mask=padded)
+    model(y).sum().backward()
+    square = model.weight.grad @ model.weight.grad.T
+    model.weight.grad = torch.linalg.solve(square, model.weight.grad)
+    optimizer.step()
+"""
+
+
+def test_encoders_in_evaluation_and_checks_of_factorizations(tmp_path: Path) -> None:
+    found = recorded(tmp_path, FACTORS)
+    layer = 4 * 64 * 64 + 2 * 64 * 128
+    products = 40 * layer + (40 + 40) * 64 * 64 + 64**3
+    assert flops(found)["gemm"] == 2 * products
+    # The CPU waits for the check of the solution alone.
+    waits = [item for item in found.items if item.kind is ItemKind.HOST_WAIT]
+    assert len(waits) == 1
+    assert unknown(found) == {"aten::_linalg_solve_ex"}
+
+
 DISTANCES = """
 import torch
 layer, pairs = torch.nn.Linear(16, 256, bias=False).cuda(), torch.nn.Bilinear(8, 8, 4).cuda()

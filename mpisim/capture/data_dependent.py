@@ -98,6 +98,8 @@ class DataDependent:
             return self._kept_boxes(func, short, args, kwargs, tensors)
         if short == "_pack_padded_sequence":
             return self._packed(func, short, args, kwargs, tensors)
+        if short == "_linalg_check_errors":
+            return self._checked(tensors[0])
         if short == "bincount" and tensors[0].device.type == "cuda":
             return self._bincount(func, short, args, kwargs, tensors)
         mask = self._selecting(short, args, kwargs)
@@ -115,6 +117,17 @@ class DataDependent:
             return args[0]
         counts = short == "repeat_interleave" and len(args) == 1 and not kwargs.get("output_size")
         return args[0] if counts else None
+
+    def _checked(self, failures: Any) -> None:
+        """Note that the CPU waits for whether a factorization has failed; none has.
+
+        ``_linalg_check_errors`` of aten/src/ATen/native/BatchLinearAlgebra.cpp.
+        """
+        failed = torch.ops.aten.any.default
+        with self.fake:
+            out = failed(failures)
+        self._note(failed, failed._schema.name, "any", (failures,), {}, [failures], out)
+        self.recorder.copy(out.element_size(), "copy to the host", blocking=True)
 
     def _read(self, short: str, tensor: Any, other: Any = None) -> Any:
         """Read a value: the CPU waits for it."""

@@ -209,6 +209,9 @@ def _install_functions(recorder: Recorder) -> None:
             "--world-size, or name one GPU (device_ids=[0])"
         )
 
+    # In evaluation PyTorch packs padded sequences of nn.TransformerEncoder, in C++.
+    anything.backends.mha.get_fastpath_enabled = lambda: False
+
     # The module that DataParallel calls has the name of its function.
     sys.modules["torch.nn.parallel.data_parallel"].replicate = replicated  # type: ignore[attr-defined]
 

@@ -8,7 +8,9 @@
 Each program of *Programs* is captured for the ranks that differ, on DGX H100. Those of *Captured
 beside generated* are then predicted again from the experiment that the page has of them. With
 ``--keep`` what was captured lies in a folder, and later calls price it with the kernels of that
-day. tests/test_captured_frameworks.py compares bytes and operations of the same programs.
+day. Ends with an error if a step is no longer what the page's table says. A whole run takes a
+quarter of an hour of CPU time. tests/test_captured_frameworks.py compares bytes and operations of
+the same programs.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from mpisim.experiment import Experiment, load
 from mpisim.simulate import simulate
 
 PAGE = Path(__file__).parents[2] / "docs" / "capture.md"
+
+ROUNDED = 0.005
+"""Share by which a printed step may be off: the last of three digits."""
 
 LOCAL = ("apex", "transformer_engine")
 
@@ -53,10 +58,14 @@ class Generated(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A line of the tables: its command, and its experiment if there is one."""
+    """A program: its command, its experiment if there is one, whether *Programs* has a line of it.
+
+    Lines of the table are in the order of `PROGRAMS`.
+    """
 
     command: Command
     generated: Generated | None = None
+    listed: bool = True
 
 
 def _titan(config: str, *arguments: str, world: int = 8) -> Command:
@@ -91,7 +100,7 @@ PROGRAMS: dict[str, Program] = {
         _titan("llama3_8b", "--parallelism.data_parallel_replicate_degree", "8", world=8192)
     ),
     "torchtitan-2-layers": Program(
-        _titan("llama3_8b_of_2_layers"), Generated("", (*_TITAN, *_TWO_LAYERS))
+        _titan("llama3_8b_of_2_layers"), Generated("", (*_TITAN, *_TWO_LAYERS)), listed=False
     ),
     "torchtitan-2-layers-tp": Program(
         _titan(
@@ -123,7 +132,9 @@ PROGRAMS: dict[str, Program] = {
         Generated("te-layers.toml", (FP8, "plan.precision.fp8_scaling=current")),
     ),
     "megatron-te-context": Program(
-        _script("megatron_te.py 1 1 1 2 2 bf16 2"), Generated("te-layers.toml", (), _CONTEXT)
+        _script("megatron_te.py 1 1 1 2 2 bf16 2"),
+        Generated("te-layers.toml", (), _CONTEXT),
+        listed=False,
     ),
     "megatron-moe-deepep": Program(
         _script("megatron_moe.py 8 2 2 deepep"), Generated("experts.toml")
@@ -167,6 +178,17 @@ def _step(experiment: Experiment) -> float:
     return results.step_time
 
 
+def printed() -> dict[str, float]:
+    """Return the seconds of a step of each program that the page's table has a line of."""
+    table = PAGE.read_text().split("| program | `python …` |")[1].split("\n\n")[0]
+    names = [name for name, program in PROGRAMS.items() if program.listed]
+    units = {"s": 1.0, "ms": 1e-3}
+    steps = [line.split("|")[-2].split() for line in table.splitlines()[2:]]
+    return {
+        name: float(number) * units[unit] for name, (number, unit) in zip(names, steps, strict=True)
+    }
+
+
 def main() -> None:
     """Capture the programs, and print a line of each."""
     assert __doc__ is not None
@@ -174,7 +196,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="programs whose names have this in them")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="folder of what was captured")
     args = parser.parse_args()
-    failed = []
+    failed, said = [], printed()
     for name, program in PROGRAMS.items():
         if args.only not in name:
             continue
@@ -186,8 +208,11 @@ def main() -> None:
             continue
         beside = None if program.generated is None else generated(program.generated)
         print(line(name, program.command.world, found, beside), flush=True)
+        if program.listed and abs(found.seconds / said[name] - 1) > ROUNDED:
+            print(f"{name}: {PAGE.name} says {said[name] * 1e3:.4g} ms", file=sys.stderr)
+            failed.append(name)
     if failed:
-        sys.exit(f"not captured: {', '.join(failed)}")
+        sys.exit(f"not captured, or not as {PAGE.name} says: {', '.join(failed)}")
 
 
 def line(name: str, world: int, found: Prediction, beside: float | None) -> str:
