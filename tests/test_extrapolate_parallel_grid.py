@@ -101,6 +101,22 @@ def test_groups_that_form_no_grid_are_named(
     assert said in str(error.value)
 
 
+def test_a_group_with_members_that_are_missing_runs_over_replicas() -> None:
+    builder = ProgramBuilder()
+    for _ in range(2):
+        rows = builder.table()
+        rows.kernel("work", 0, 1_000_000)
+        for slot in range(2):
+            rows.collective(Operation.ALL_REDUCE, slot, 1, 1 << 24, duration=1)
+        both = [builder.communicator((0, 1), name) for name in ("tp", "all")]
+        builder.add_rank(builder.add_table(rows.build()), both)
+    program, groups = builder.build(), [(0, 1), (0, 1, 2, 3)]
+    layout = [("tp", 2), ("dp", 2)]
+    found = find_structure(program, range(2), 4, named=True, layout=layout, recorded=groups)
+    assert found.spans.tolist() == [[True, False], [True, True]]
+    assert found.lone.tolist() == [False, True]
+
+
 @pytest.mark.parametrize("text", ["tp=2,dp", "xp=2", "tp=0", "tp=2,tp=2", "dp=2 pp=2"])
 def test_bad_layouts_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--layout"):
