@@ -229,6 +229,26 @@ def test_threads_of_one_process(tables: TracedStep) -> None:
         grown(tables, {"dp": 2, "pp": 2}, threads=True)
 
 
+def test_stages_are_threads_of_one_process(kineto: TracedStep) -> None:
+    """As clock cycles of ``Pipe``: the CPU's forward passes of all stages one after the other."""
+    keys = {"pp": 4, "micro_batch": kineto.batch // 2}
+    threads, processes = (grown(kineto, keys, threads=chosen) for chosen in (True, False))
+    assert threads.workload.layout.experiment.plan.pipeline.schedule == "gpipe"
+    assert collectives(threads) == collectives(processes)
+
+    def launches(found: Extrapolated, rank: int) -> int:
+        table = found.program.table_of(rank)
+        forward = ["forward" in found.program.names[name] for name in table.name.tolist()]
+        return int((table.host + table.launch_cost)[np.array(forward)].sum())
+
+    alone = launches(processes, 1)
+    assert launches(threads, 1) == pytest.approx(alone * 8 / 5, rel=1e-6) and alone > 0
+    assert seconds(threads) >= seconds(processes)
+    for wrong in ({"pp": 4, "pipeline.schedule": "1f1b"}, {"pp": 2, "vpp": 2}, {"tp": 2}):
+        with pytest.raises(InputError, match="--threads"):
+            grown(kineto, wrong, threads=True)
+
+
 def test_the_input_is_uploaded(kineto: TracedStep, resnet: Path, tables: TracedStep) -> None:
     size = 128 * 3 * 224**2 * 4
     gpu = find_gpu("h100-sxm")
