@@ -138,6 +138,20 @@ def test_unknown_sizes_are_refused_where_they_matter() -> None:
     assert same.repriced == {}
 
 
+def test_replicas_without_gradients_are_refused() -> None:
+    builder = ProgramBuilder()
+    for _ in range(2):
+        rows = builder.table()
+        rows.kernel("work", 0, 1_000_000)
+        rows.collective(Operation.ALL_GATHER, 0, 1, 1 << 24, duration=1)
+        builder.add_rank(builder.add_table(rows.build()), [builder.communicator((0, 1))])
+    program = builder.build()
+    told = find_structure(program, range(2), 2, named=True, layout=[("dp", 2)])
+    network = network_of(find_cluster("dgx-h100"), 1)
+    with pytest.raises(InputError, match=r"nothing is reduced along dp=2 \(all-gather\)"):
+        grow(program, told, 4, network, network, 0)  # type: ignore[arg-type]
+
+
 def test_experts_over_replicas_are_refused() -> None:
     builder = ProgramBuilder()
     for _ in range(2):
@@ -269,4 +283,6 @@ def test_one_rank_of_ddp_gives_the_whole(shared: Path) -> None:
     ]
     assert [each.program.n_ranks for each in steps] == [8, 16, 32]
     assert steps[0].step == pytest.approx(steps[0].recorded, rel=0.03)
+    # 18 ms of gradients are exposed in 4 steps; NCCL's kernels waited for the other ranks.
+    assert "left out: communications with ranks that have no file took 68.548 ms" in steps[0].text
     assert steps[0].step <= steps[1].step <= steps[2].step

@@ -5,14 +5,16 @@
     python run_scripts/bench/extrapolate_published.py TABLE --from 8    # from one node's GPUs on
     python run_scripts/bench/extrapolate_published.py TABLE --data      # CPUs prepare the images
     python run_scripts/bench/extrapolate_published.py TABLE --most 64   # jobs of 64 ranks, too
-    python run_scripts/bench/extrapolate_published.py TABLE --csv data/validation/factors.csv
+    python run_scripts/bench/extrapolate_published.py TABLE --only DeepLearningExamples \
+        --only "DLPerf reports" --csv data/validation/factors.csv
 
 A series are rows that differ in the number of data-parallel replicas alone. Its smallest step is
 generated with the row's own framework, written as a trace (of one GPU, or of all ranks of a job),
 and extrapolated to the other rows' scales. What is compared is the factor t(N) / t(smallest), in
 which the kernels' times cancel: measured over measured, extrapolated over the trace's own step.
 With ``--data`` an extrapolation from one GPU has the row's ``[data]``, for one GPU and for more.
-``--csv`` writes every factor to a file; `several_gpus` in data/extrapolation.toml comes from it.
+``--csv`` writes every factor to a file. The error bar `several_gpus` in data/extrapolation.toml is
+the root mean square of the errors in data/validation/factors.csv from one GPU, of PyTorch's jobs.
 """
 
 from __future__ import annotations
@@ -259,7 +261,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("table", help="published steps, as of mpisim validate e2e")
     parser.add_argument("--details", action="store_true", help="print every row")
-    parser.add_argument("--only", default="", help="a part of the source's or the model's name")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        help="a part of the source's or the model's name; given again: or this",
+    )
     parser.add_argument(
         "--from", type=int, default=1, dest="least", help="leave out steps on fewer GPUs"
     )
@@ -274,7 +281,7 @@ def main() -> int:
     rows = [
         row
         for row in read(Path(args.table))
-        if args.only in f"{row.texts['source']} {row.texts['model']}"
+        if any(each in f"{row.texts['source']} {row.texts['model']}" for each in args.only or [""])
         and row.integers.get("num_gpus", 0) >= args.least
     ]
     found: dict[tuple[str, str, str, str, str], list[Point]] = defaultdict(list)

@@ -6,7 +6,7 @@
 TrioSim's experiment (ISCA 2025, figure 12): 128 samples in all, two micro-batches of 64 in the
 pipeline (GPipe). It reports that data parallelism is fastest everywhere and tensor parallelism good
 on transformers alone, no times. Pipelines of CNNs ran in ``torch.distributed.pipeline.sync.Pipe``,
-whose stages are threads of one process, those of transformers in processes (section 5 there).
+whose stages are threads of one process, those of transformers in processes.
 Traces here are generated steps at 128 samples, with Adam and convolutions in tf32 as in TrioSim's
 tracer and trace (github:sarchlab/triosim, tracer/), written as Kineto files
 (extrapolate_closed_loop.py); those of transformers have sequences of 128 tokens.
