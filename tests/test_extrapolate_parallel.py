@@ -159,6 +159,9 @@ def test_missing_replicas_are_filled_in(gpt: Job) -> None:
     assert whole is not None
     assert found.step == pytest.approx(whole.step_time, rel=0.01)
     assert traffic(found.program) == traffic(gpt.job.program)
+    # Groups over replicas and something else, of which two or more members are at hand.
+    complete = extrapolate_parallel(gpt.job, MPI.COMM_SELF).structure
+    assert found.structure.traffic == complete.traffic
 
 
 def test_another_network(gpt: Job, tmp_path: Path) -> None:

@@ -101,6 +101,22 @@ def test_groups_that_form_no_grid_are_named(
     assert said in str(error.value)
 
 
+def test_a_group_with_members_that_are_missing_runs_over_replicas() -> None:
+    builder = ProgramBuilder()
+    for _ in range(2):
+        rows = builder.table()
+        rows.kernel("work", 0, 1_000_000)
+        for slot in range(2):
+            rows.collective(Operation.ALL_REDUCE, slot, 1, 1 << 24, duration=1)
+        both = [builder.communicator((0, 1), name) for name in ("tp", "all")]
+        builder.add_rank(builder.add_table(rows.build()), both)
+    program, groups = builder.build(), [(0, 1), (0, 1, 2, 3)]
+    layout = [("tp", 2), ("dp", 2)]
+    found = find_structure(program, range(2), 4, named=True, layout=layout, recorded=groups)
+    assert found.spans.tolist() == [[True, False], [True, True]]
+    assert found.lone.tolist() == [False, True]
+
+
 @pytest.mark.parametrize("text", ["tp=2,dp", "xp=2", "tp=0", "tp=2,tp=2", "dp=2 pp=2"])
 def test_bad_layouts_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--layout"):
@@ -120,6 +136,20 @@ def test_unknown_sizes_are_refused_where_they_matter() -> None:
         grow(program, told, 4, network, network, 0)  # type: ignore[arg-type]
     same = grow(program, told, 2, network, network, 0)  # type: ignore[arg-type]
     assert same.repriced == {}
+
+
+def test_replicas_without_gradients_are_refused() -> None:
+    builder = ProgramBuilder()
+    for _ in range(2):
+        rows = builder.table()
+        rows.kernel("work", 0, 1_000_000)
+        rows.collective(Operation.ALL_GATHER, 0, 1, 1 << 24, duration=1)
+        builder.add_rank(builder.add_table(rows.build()), [builder.communicator((0, 1))])
+    program = builder.build()
+    told = find_structure(program, range(2), 2, named=True, layout=[("dp", 2)])
+    network = network_of(find_cluster("dgx-h100"), 1)
+    with pytest.raises(InputError, match=r"nothing is reduced along dp=2 \(all-gather\)"):
+        grow(program, told, 4, network, network, 0)  # type: ignore[arg-type]
 
 
 def test_experts_over_replicas_are_refused() -> None:
@@ -253,4 +283,6 @@ def test_one_rank_of_ddp_gives_the_whole(shared: Path) -> None:
     ]
     assert [each.program.n_ranks for each in steps] == [8, 16, 32]
     assert steps[0].step == pytest.approx(steps[0].recorded, rel=0.03)
+    # 18 ms of gradients are exposed in 4 steps; NCCL's kernels waited for the other ranks.
+    assert "left out: communications with ranks that have no file took 68.548 ms" in steps[0].text
     assert steps[0].step <= steps[1].step <= steps[2].step

@@ -136,7 +136,8 @@ def _add_target_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         action="store_true",
-        help="data parallelism by threads of one process (torch.nn.DataParallel), not by processes",
+        help="replicas, or stages of a pipeline, are threads of one process, not processes "
+        "(torch.nn.DataParallel, torch.distributed.pipeline.sync.Pipe)",
     )
     parser.add_argument(
         "--cluster",

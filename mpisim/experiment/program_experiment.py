@@ -90,7 +90,8 @@ class WorkloadChoice:
     seq_len : int, optional
         Tokens of a sample; as traced if not given.
     threads : bool
-        Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
+        Whether replicas, or the stages of a pipeline, are threads of one process
+        (``torch.nn.DataParallel``, ``torch.distributed.pipeline.sync.Pipe``).
     scaling : {"kernel-model", "li"}
         What scales measured times to other sizes and GPUs: the ratio of the kernel model, or of
         Li's regression lines over the trace's own kernels.

@@ -46,8 +46,9 @@ Traces of several ranks have a parallel plan already, and grow along its axes:
     What is asked for, refused where no job allows it.
 `parallel_network`
     NCCL's model, calibrated by what the recording measured.
-`parallel_growth`
-    The job with more or fewer data-parallel replicas, or on another network.
+`parallel_replicas`, `parallel_growth`
+    The ranks of a job with more or fewer data-parallel replicas; its program, also on another
+    network.
 `parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_overlap`, `parallel_slowest`
     The optimizer's shares, sharded or not; more micro-batches; slowdown by what runs beside; the
     slowest of more GPUs.

@@ -125,7 +125,13 @@ def _of_plan(step: TracedStep, target: Target, plan: Plan) -> Iterator[str]:
         )
     if target.upload:
         yield "each micro-batch begins with the copy of the first layer's input over PCIe"
-    if target.threads:
+    if target.threads and plan.pp > 1:
+        yield (
+            "stages are threads of one process (torch.distributed.pipeline.sync.Pipe): they share "
+            "one interpreter, whose lock the CPU's whole work of the forward pass and of the "
+            "optimizer is taken to hold (an upper limit)"
+        )
+    elif target.threads:
         yield (
             "torch.nn.DataParallel: threads share one interpreter, whose lock the CPU's whole work "
             "of the forward pass is taken to hold (an upper limit)"

@@ -64,7 +64,7 @@ from .split import Split
 from .step import TracedOperator, TracedStep
 from .target import Target
 from .tensor_parallel import splits_of
-from .threads import as_threads
+from .threads import as_pipe, as_threads, check_threads
 from .traced_input import (
     check_data,
     input_lines,
@@ -248,7 +248,7 @@ def _traced(
         tuple(others),
         None if kinds is None else of_kind[kinds],
         side_of_images(step),
-        target.upload or target.threads or bool(shows_upload(step)),
+        target.upload or (target.threads and plan.pp == 1) or bool(shows_upload(step)),
     )
 
 
@@ -260,7 +260,7 @@ def _check_upload(step: TracedStep, target: Target) -> None:
             f"--upload is given, but {step.source} has a copy of {copied:,} bytes from the "
             "host in its forward pass: the input is uploaded already"
         )
-    if target.threads:
+    if target.threads and target.plan.get("pp", 1) == 1:
         raise InputError("--upload is given; --threads scatters the input from the first GPU")
 
 
@@ -278,6 +278,8 @@ def _network(
     )
     if not target.threads:
         return found
+    if plan.pp > 1:
+        return as_pipe(found, plan.pp, plan.global_batch // plan.micro_batch)
     growth = growth_of(step, plan, target.sequence)
     return as_threads(found, step, growth.activations, grid.dp)
 
@@ -310,13 +312,7 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
             "the GPU"
         )
     if target.threads:
-        axes = ("pp", "tp", "cp", "ep", "etp")
-        others = [key for key in (*axes, "zero", "framework.dp_style") if key in keys]
-        if others or "micro_batch" in keys:
-            key = (*others, "micro_batch")[0]
-            raise InputError(
-                f"{target.source}: {key} is given; threads of one process (--threads) have dp"
-            )
+        check_threads(keys, target.source)
     for key in ("dp", "pp", "vpp", "tp", "cp", "ep", "etp"):
         size = keys.get(key, 1)
         if not isinstance(size, int) or size < 1:

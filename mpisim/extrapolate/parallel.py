@@ -158,7 +158,12 @@ def _structure(job: TraceJob, whole: Program, layout: str) -> ParallelStructure:
     traces = job.traces
     named = any(m.group is not None for each in traces.matching.operations for m in each.members)
     axes = parse_layout(layout) if layout else ()
-    return find_structure(whole, traces.ranks, traces.world_size, named=named, layout=axes)
+    return find_structure(
+        *(whole, traces.ranks, traces.world_size),
+        named=named,
+        layout=axes,
+        recorded=traces.recorded_groups,
+    )
 
 
 @frozen(eq=False)

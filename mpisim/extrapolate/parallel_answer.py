@@ -19,6 +19,9 @@ from .parallel_structure import ParallelStructure, Traffic
 
 __all__ = ["Extrapolated"]
 
+MIN_WAITING_SHARE = 0.05
+"""Of a step, from which on it is said that waiting for missing ranks is left out."""
+
 MAX_KINDS_SHOWN = 3
 """Sorts of communications of an axis that are shown; the rest is counted."""
 
@@ -73,6 +76,14 @@ class Extrapolated:
                 f"{self.step * 1e3:,.3f} ms in place of {self.recorded * 1e3:,.3f} ms "
                 f"({(self.step / self.recorded - 1) * 100:+.2f} %)"
             )
+            before, after = self.grown.waited
+            if before - after > MIN_WAITING_SHARE * self.recorded:
+                lines.append(
+                    "  left out: communications with ranks that have no file took "
+                    f"{before * 1e3:,.3f} ms in all, priced {after * 1e3:,.3f} ms: the rest they "
+                    "waited for those ranks, or for a network slower than modelled; files of more "
+                    "ranks tell"
+                )
         return "\n".join(lines)
 
     def priced_program(self) -> Program:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -126,10 +126,28 @@ def parse_layout(text: str) -> list[tuple[str, int]]:
 
 
 class AxisFinder:
-    """Finds axes in the communicators of one program."""
+    """Finds axes in the communicators of one program.
 
-    def __init__(self, program: Program, ranks: Sequence[int], world: int) -> None:
+    Parameters
+    ----------
+    program : Program
+    ranks : sequence of int
+        Global rank of every simulated one.
+    world : int
+        Ranks of the job.
+    parts : collection of int
+        Communicators of which some members have no trace: they show no axis.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        ranks: Sequence[int],
+        world: int,
+        parts: Collection[int] = (),
+    ) -> None:
         self.program, self.ranks, self.world = program, ranks, world
+        self._parts = parts
         groups = program.communicators
         self.groups = [groups.group(c) for c in range(len(groups))]
         self.slot_of: list[tuple[int, int]] = [(-1, -1)] * len(groups)
@@ -184,7 +202,7 @@ class AxisFinder:
         families: dict[tuple[int, int], list[int]] = {}
         for c, members in enumerate(self.groups):
             numbers = {self.ranks[i] for i in members}
-            shape = None if self.is_pair(c) else self._shape(c)
+            shape = None if self.is_pair(c) or c in self._parts else self._shape(c)
             if shape is not None and not any(numbers <= set(chain) for chain in self._chains):
                 families.setdefault(shape, []).append(c)
         for stride, size in sorted(families, key=lambda f: (f[1], f[0])):
@@ -317,7 +335,7 @@ class AxisFinder:
                 f"ranks {a} and {b} should be in one group, but are in none: the groups form no "
                 "grid; --layout names the axes"
             )
-        alone = [c for c, members in enumerate(self.groups) if len(members) == 1]
+        alone = [c for c, own in enumerate(self.groups) if len(own) == 1 or c in self._parts]
         if not any(self.most_bytes(c) > 0 for c in alone):
             raise InputError(
                 f"{len(self.ranks)} of {self.world} ranks are at hand, and none of them shows what "

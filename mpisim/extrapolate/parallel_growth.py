@@ -33,6 +33,7 @@ from ..topo.nccl_network import NcclNetwork
 from ..topo.traffic.link_limits import Placement
 from .parallel_axes import Axis
 from .parallel_network import Key, MeasuredNetwork, regime
+from .parallel_replicas import NewRanks, check_replicas, new_ranks
 from .parallel_shards import scaled_optimizers
 from .parallel_structure import ParallelStructure
 
@@ -74,6 +75,9 @@ class Grown:
         Of a step, over those of a recorded one.
     slowest : Quantity, optional
         What products take on the slowest GPU, over that on the slowest recorded.
+    waited : tuple of (float, float)
+        Seconds of the communications with ranks that have no file, in the recorded rank where they
+        took longest: as recorded, waiting included, and as priced.
     """
 
     program: Program
@@ -85,23 +89,7 @@ class Grown:
     assumptions: tuple[str, ...] = ()
     samples: float = 1.0
     slowest: Quantity | None = None
-
-
-@frozen(eq=False)
-class _Ranks:
-    """Ranks of the new job.
-
-    Attributes
-    ----------
-    axes : tuple of Axis
-    place : int64, shape (n, n_axes)
-    source : int64, shape (n,)
-        The simulated rank of the recording that each is a copy of.
-    """
-
-    axes: tuple[Axis, ...]
-    place: NDArray[np.int64]
-    source: NDArray[np.int64]
+    waited: tuple[float, float] = (0.0, 0.0)
 
 
 def grow(
@@ -133,8 +121,8 @@ def grow(
         If the axis cannot be changed, or a size that is needed is not on record.
     """
     along = structure.axis("dp")
-    _check(program, structure, along, replicas)
-    ranks = _ranks(structure, along, replicas)
+    check_replicas(program, structure, along, replicas)
+    ranks = new_ranks(structure, along, replicas)
     groups = _Groups(program, structure, ranks)
     prices = _Prices(program, structure, groups, old, new, along)
     scaled, before, after = scaled_optimizers(program, structure, along, replicas, floor)
@@ -172,68 +160,14 @@ def grow(
         prices.measured(),
         (before, after),
         tuple(dict.fromkeys(prices.assumptions)),
+        waited=prices.waited(),
     )
-
-
-def _check(
-    program: Program, structure: ParallelStructure, along: int | None, replicas: int
-) -> None:
-    """Refuse a change of the axis that would change what the ranks compute."""
-    if along is None:
-        if replicas != 1:
-            raise InputError(
-                f"--dp {replicas}: the grid {structure.text} has no axis of replicas; --layout "
-                "names the axes"
-            )
-        return
-    if replicas == structure.axes[along].size:
-        return
-    if Operation.ALL_TO_ALL in structure.carried("dp"):
-        raise InputError(
-            f"--dp {replicas}: an all-to-all runs along dp={structure.axes[along].size}: what it "
-            "exchanges (tokens of experts, rows of embedding tables) would be cut otherwise"
-        )
-    bits = program.operation_bits
-    for c in np.flatnonzero(structure.spans[:, along] & ~structure.lone).tolist():
-        group = list(program.communicators.group(c))
-        places = len(np.unique(structure.place[group, along]))
-        sends = bool(bits[c] >> Operation.SEND_RECV & 1)
-        if sends or places < structure.axes[along].size:
-            names = ", ".join(str(structure.ranks[i]) for i in group[:8])
-            why = "send to one another" if sends else "are a group of their own"
-            raise InputError(
-                f"--dp {replicas}: ranks {names} {why}, though they are replicas by the grid "
-                f"{structure.text}: what more replicas would do cannot be told"
-            )
-
-
-def _ranks(structure: ParallelStructure, along: int | None, replicas: int) -> _Ranks:
-    """Grid of the recording → the ranks of the new grid, and what each is a copy of."""
-    axes, stride = [], 1
-    for i, axis in enumerate(structure.axes):
-        size = replicas if i == along else axis.size
-        if axis.unseen and i != along:
-            raise InputError(
-                f"the ranks at hand are all at one place of {axis.name}={axis.size}: only missing "
-                "replicas (dp) can be filled in"
-            )
-        axes.append(Axis(axis.name, size, stride))
-        stride *= size
-    place = np.array([np.arange(stride) // axis.stride % axis.size for axis in axes], np.int64).T
-    place = place.reshape(stride, len(axes))
-    traced = {tuple(row): i for i, row in enumerate(structure.place.tolist())}
-    like = place.copy()
-    if along is not None:
-        there = np.unique(structure.place[:, along])
-        like[:, along] = there[place[:, along] % len(there)]
-    source = np.array([traced[tuple(row)] for row in like.tolist()], np.int64)
-    return _Ranks(tuple(axes), place, source)
 
 
 class _Groups:
     """Communicators of the new job: those of the recording, over the axes that they ran along."""
 
-    def __init__(self, program: Program, structure: ParallelStructure, ranks: _Ranks) -> None:
+    def __init__(self, program: Program, structure: ParallelStructure, ranks: NewRanks) -> None:
         self.origin: list[int] = []
         """The recorded communicator of each."""
         self.members: list[list[int]] = []
@@ -258,7 +192,7 @@ class _Groups:
         self.index = np.cumsum([0, *map(len, self.members)], dtype=np.int64)
         self.flat = np.array([rank for group in self.members for rank in group], np.int32)
 
-    def _in_order(self, program: Program, ranks: _Ranks) -> None:
+    def _in_order(self, program: Program, ranks: NewRanks) -> None:
         """Put the sender of a pair before its receiver."""
         for found, c in enumerate(self.origin):
             group = program.communicators.group(c)
@@ -266,7 +200,7 @@ class _Groups:
                 at = {source: i for i, source in enumerate(group)}
                 self.members[found].sort(key=lambda rank: (at[int(ranks.source[rank])], rank))
 
-    def communicators(self, structure: ParallelStructure, ranks: _Ranks) -> Communicators:
+    def communicators(self, structure: ParallelStructure, ranks: NewRanks) -> Communicators:
         """Return them, named by the axes along which they run."""
         numbers: dict[str, Iterator[int]] = defaultdict(lambda: iter(range(1 << 62)))
         words = {c: "-".join(_along(c, structure, ranks)) or "alone" for c in set(self.origin)}
@@ -303,6 +237,7 @@ class _Prices:
         label, classes = new.group_classes(
             groups.index, groups.flat, bits[np.array(groups.origin, np.int64)]
         )
+        self._new = [classes[i] for i in label.tolist()]
         self.variant: list[int] = []
         """Of each new communicator, what becomes of its communications: entry of `_choices`."""
         self._choices: list[dict[tuple[int, int], int] | None] = [None]
@@ -451,6 +386,26 @@ class _Prices:
             return table.replace(duration=duration)
         return table.replace(duration=duration, bytes=size)
 
+    def waited(self) -> tuple[float, float]:
+        """Return what communications with missing ranks took: see `Grown.waited`."""
+        found: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        done: set[int] = set()
+        for number, c in enumerate(self.groups.origin):
+            choice = self._choices[self.variant[number]]
+            if choice is None or not self.structure.lone[c] or c in done:
+                continue
+            done.add(c)
+            for member, (table, rows) in zip(self._group(c), self._rows[c], strict=True):
+                keys = zip(table.operation[rows].tolist(), table.bytes[rows].tolist(), strict=True)
+                times = table.duration[rows].tolist()
+                for (operation, size), time in zip(keys, times, strict=True):
+                    if (operation, size) in choice:
+                        price = self._price(operation, choice[operation, size], self._new[number])
+                        found[member][0] += time / 1e12
+                        found[member][1] += price / 1e12
+        before, after = max(found.values(), default=[0.0, 0.0])
+        return before, after
+
     def measured(self) -> dict[str, tuple[float, float, int]]:
         """Return median, spread and number of the ratios of each regime."""
         return {
@@ -463,7 +418,7 @@ class _Prices:
         ratios = {key: float(np.exp(np.mean(np.log(own)))) for key, own in self._ratios.items()}
         return MeasuredNetwork(self.new, ratios, self._errors)
 
-    def counted(self, structure: ParallelStructure, ranks: _Ranks) -> dict[str, int]:
+    def counted(self, structure: ParallelStructure, ranks: NewRanks) -> dict[str, int]:
         """Return how many communications are priced, by axes."""
         found: dict[str, int] = defaultdict(int)
         for (c, variant), groups in Counter(
@@ -478,7 +433,7 @@ class _Prices:
         return {name: count for name, count in found.items() if count}
 
 
-def _along(c: int, structure: ParallelStructure, ranks: _Ranks) -> list[str]:
+def _along(c: int, structure: ParallelStructure, ranks: NewRanks) -> list[str]:
     """Names of the axes that a recorded communicator runs along."""
     return [ranks.axes[i].name for i in np.flatnonzero(structure.spans[c])]
 

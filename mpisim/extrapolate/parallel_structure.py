@@ -72,7 +72,7 @@ class ParallelStructure:
     spans : bool, shape (n_communicators, n_axes)
         Whether the members of a communicator differ along an axis.
     lone : bool, shape (n_communicators,)
-        Whether its other members are not among the ranks at hand.
+        Whether members are not among the ranks at hand.
     traffic : tuple of Traffic
         By axes, the most bytes first.
     notes : tuple of str
@@ -110,6 +110,7 @@ def find_structure(
     *,
     named: bool,
     layout: Sequence[tuple[str, int]] = (),
+    recorded: Sequence[tuple[int, ...] | None] = (),
 ) -> ParallelStructure:
     """Find the grid of a job in its communicators. Local.
 
@@ -126,13 +127,17 @@ def find_structure(
         which cannot tell apart groups that do the same at the same time.
     layout : sequence of (str, int), optional
         Names and sizes of the axes, the innermost first, in place of those found.
+    recorded : sequence of (tuple of int or None), optional
+        Global ranks of each communicator, also those that are missing, where the recording names
+        them.
 
     Raises
     ------
     InputError
         If the groups form no grid (naming the group and its ranks), or are not told apart.
     """
-    finder = AxisFinder(program, ranks, world)
+    parts = _parts(program, ranks, recorded)
+    finder = AxisFinder(program, ranks, world, parts)
     axes = finder.given(layout) if layout else finder.axes()
     place = np.array([[rank // a.stride % a.size for a in axes] for rank in ranks], np.int64)
     place = place.reshape(len(ranks), len(axes))
@@ -148,6 +153,10 @@ def find_structure(
             spans[c, unseen] = True
             continue
         spans[c] = _span(axes, place[list(members)], [ranks[i] for i in members])
+        if c in parts:
+            lone[c] = bool(unseen)
+            spans[c, unseen] = True
+            continue
         pp = next((i for i, axis in enumerate(axes) if axis.name == "pp"), None)
         if not named and pp is not None and spans[c, pp] and spans[c].sum() > 1:
             size = finder.most_bytes(c)
@@ -173,6 +182,18 @@ def find_structure(
         lone,
         _traffic(program, axes, place, spans, lone),
         tuple(dict.fromkeys(notes)),
+    )
+
+
+def _parts(
+    program: Program, ranks: Sequence[int], recorded: Sequence[tuple[int, ...] | None]
+) -> frozenset[int]:
+    """Return the communicators of several ranks that have further members without a trace."""
+    known = frozenset(ranks)
+    return frozenset(
+        c
+        for c, named in enumerate(recorded)
+        if named and len(program.communicators.group(c)) > 1 and not known.issuperset(named)
     )
 
 

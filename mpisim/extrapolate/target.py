@@ -34,7 +34,8 @@ class Target:
     source : str
         What messages call the plan.
     threads : bool
-        Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
+        Whether replicas, or the stages of a pipeline, are threads of one process
+        (``torch.nn.DataParallel``, ``torch.distributed.pipeline.sync.Pipe``).
     scaling : {"kernel-model", "li"}
         What scales measured times to other sizes and GPUs: the ratio of the kernel model, or of
         Li's regression lines over the trace's own kernels.

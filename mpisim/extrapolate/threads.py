@@ -1,27 +1,36 @@
-"""Data parallelism by threads of one process: ``torch.nn.DataParallel``, "standard" in TrioSim.
+"""Threads of one process: ``torch.nn.DataParallel``, "standard" in TrioSim, and PyTorch's ``Pipe``.
 
-In each step (torch/nn/parallel/data_parallel.py)
+In each step of ``DataParallel`` (torch/nn/parallel/data_parallel.py)
 
 1. the batch is scattered, and the parameters and buffers of the first GPU are sent to the others,
-in
-   pieces of 10 MiB (``broadcast_coalesced``);
+   in pieces of 10 MiB (``broadcast_coalesced``);
 2. a thread for each GPU runs the forward pass. They share one interpreter: what the CPU does for
-one
-   GPU the others wait for. How much of that holds the interpreter's lock a trace does not say; all
-   of it is taken to, so that forward passes that the CPU sets the pace of are an upper limit;
-3. outputs are gathered on the first GPU, which computes the loss of the whole batch; 4. the
-backward pass runs in C++, a thread for each GPU; gradients are added up on the first GPU when
-   all of them are there (``ReduceAddCoalesced`` is one node of autograd), beside nothing;
+   one GPU the others wait for. How much of that holds the interpreter's lock a trace does not say;
+   all of it is taken to, so that forward passes that the CPU sets the pace of are an upper limit;
+3. outputs are gathered on the first GPU, which computes the loss of the whole batch;
+4. the backward pass runs in C++, a thread for each GPU; gradients are added up on the first GPU
+   when all of them are there (``ReduceAddCoalesced`` is one node of autograd), beside nothing;
 5. the optimizer updates the parameters of the first GPU. The others wait.
 
 All ranks are written alike: what the first one does alone takes the others as long.
+
+``Pipe`` (torch/distributed/pipeline/sync of PyTorch until 2.4) has a thread for each stage, which
+runs the stage's forward passes. In one clock cycle (``_clock_cycles`` of pipeline.py) all stages
+that have a micro-batch run theirs; the next cycle begins when they have launched all of it. With
+the interpreter's lock m micro-batches on n stages take the CPU as long as all m × n forward passes
+one after the other, in m + n - 1 cycles: in the mean a stage's forward pass takes
+m × n / (m + n - 1) times as long as alone. The backward pass is that of a pipeline of processes,
+and one optimizer updates the parameters of one stage after the other. Checkpointing is that of the
+plan (``Pipe`` recomputes all micro-batches but the last unless ``checkpoint="never"``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+from ..base.errors import InputError
 from ..kernels.operations import BYTES
 from ..kernels.recorded import Recorded
 from ..program import Operation
@@ -30,7 +39,36 @@ from ..workloads.operators import Communicate, Compute, Layer, LayerStack, Opera
 from .network import passed_on
 from .step import TracedStep
 
-__all__ = ["as_threads"]
+__all__ = ["as_pipe", "as_threads", "check_threads"]
+
+
+def check_threads(keys: dict[str, Any], source: str) -> None:
+    """Refuse keys of a plan that threads of one process do not have; a pipeline of them is GPipe.
+
+    Parameters
+    ----------
+    keys : dict of str to object
+        Of ``[plan]``; the schedule of a pipeline is put in.
+    source : str
+        What messages call the plan.
+
+    Raises
+    ------
+    InputError
+        If there are other axes than ``dp`` or ``pp``, or both.
+    """
+    where = "threads of one process (--threads) have"
+    pipeline = keys.get("pp", 1) != 1
+    axes = ("vpp", "tp", "cp", "ep", "etp", "zero", "framework.dp_style")
+    others = [key for key in axes if key in keys]
+    if pipeline and keys.get("dp", 1) != 1:
+        raise InputError(f"{source}: dp and pp are given; {where} one of both")
+    if others or (not pipeline and "micro_batch" in keys):
+        key = (*others, "micro_batch")[0]
+        raise InputError(f"{source}: {key} is given; {where} dp or pp")
+    schedule = keys.setdefault("pipeline.schedule", "gpipe") if pipeline else "gpipe"
+    if schedule != "gpipe":
+        raise InputError(f"{source}: pipeline.schedule is {schedule!r}; {where} 'gpipe'")
 
 
 def as_threads(network: LayerStack, step: TracedStep, samples: float, gpus: int) -> LayerStack:
@@ -79,18 +117,53 @@ def as_threads(network: LayerStack, step: TracedStep, samples: float, gpus: int)
     return replace(network, layers=tuple(layers), size=0)
 
 
+def as_pipe(network: Network, stages: int, micro_batches: int) -> Network:
+    """Return the network of a pipeline whose stages are threads of one process.
+
+    Parameters
+    ----------
+    network : Network
+        Of one stage, with the CPU to itself.
+    stages, micro_batches : int
+        Of the pipeline.
+    """
+    active = micro_batches * stages / (micro_batches + stages - 1)
+    layers = tuple(
+        replace(
+            layer,
+            operators=tuple(
+                replace(each, forward=tuple(_by_turns(task, active) for task in each.forward))
+                for each in layer.operators
+            ),
+        )
+        for layer in network.layers
+    )
+    update = network.optimizer
+    if update is None:
+        return replace(network, layers=layers)
+
+    def by_turns(share: float) -> tuple[Task, ...]:
+        return tuple(_by_turns(task, stages) for task in update(share))
+
+    return replace(network, layers=layers, optimizer=by_turns)
+
+
 def _loss(step: TracedStep) -> int:
     """Return the first operator behind the last one with parameters: that of the loss."""
     owners = [i for i, each in enumerate(step.operators) if each.parameters]
     return owners[-1] + 1
 
 
-def _by_turns(task: Task, gpus: int) -> Task:
-    """Return a task whose CPU time is that of all threads together."""
+def _by_turns(task: Task, threads: float) -> Task:
+    """Return a task whose CPU time is that of so many threads together."""
     if not isinstance(task, Compute) or not isinstance(task.kernel, Recorded):
         return task
     kernel = task.kernel
-    kernel = replace(kernel, host=kernel.host * gpus, launch_cost=kernel.launch_cost * gpus)
+    kernel = replace(
+        kernel,
+        host=round(kernel.host * threads),
+        launch_cost=round(kernel.launch_cost * threads),
+    )
     return replace(task, kernel=kernel)
 
 

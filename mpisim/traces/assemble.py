@@ -84,11 +84,15 @@ class CommunicatorSlots:
         self._number = {rank: i for i, rank in enumerate(ranks)}
         self._groups: dict[Key, int] = {}
         self._slots: list[dict[Key, int]] = [{} for _ in ranks]
+        self.recorded_groups: list[tuple[int, ...] | None] = []
+        """Of each communicator, the global ranks that the files name as its group: those without a
+        trace, too."""
         self._roles: dict[tuple[int, int], list[tuple[Matched, int]]] = {}
         """Rank and device operation → the communications that it runs, and its place in each."""
         for operation in matching.operations:
             for key in self._keys(operation):
-                self._groups.setdefault(key, len(self._groups))
+                if self._groups.setdefault(key, len(self._groups)) == len(self.recorded_groups):
+                    self.recorded_groups.append(operation.members[0].group)
                 for member in key[0]:
                     self._slots[member].setdefault(key, len(self._slots[member]))
             for position, item in enumerate(operation.members):

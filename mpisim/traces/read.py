@@ -84,6 +84,9 @@ class TraceProgram:
         The same on every process.
     start : int64, shape (n_ranks,)
         Clock-aligned start of each rank relative to the first, in ps (as in the program).
+    recorded_groups : tuple of (tuple of int or None)
+        Of each communicator, the global ranks that the files name as its group, also those without
+        a trace; None where they name none.
     """
 
     program: Program
@@ -91,6 +94,7 @@ class TraceProgram:
     facts: dict[int, RankFacts]
     matching: Matching
     world_size: int
+    recorded_groups: tuple[tuple[int, ...] | None, ...] = ()
 
 
 @dataclass
@@ -191,7 +195,7 @@ def read_program(
                 "world_size": str(world),
             },
         )
-    return TraceProgram(program, ranks, facts, matching, world)
+    return TraceProgram(program, ranks, facts, matching, world, tuple(layout.recorded_groups))
 
 
 def read_source(source: Source) -> KinetoTrace:

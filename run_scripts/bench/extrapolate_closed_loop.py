@@ -185,9 +185,11 @@ def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
-def traced(model: Model, folder: Path, cluster: tuple[str, str] = A100) -> TracedStep:
+def traced(
+    model: Model, folder: Path, cluster: tuple[str, str] = A100, changed: str = ""
+) -> TracedStep:
     """Return the generated step on one GPU, written as a Kineto trace and read again."""
-    prepared = generated(model, {"micro_batch": model.batch}, model.batch, 1, cluster[0])
+    prepared = generated(model, {"micro_batch": model.batch}, model.batch, 1, cluster[0], changed)
     run = engine.simulate(prepared.program, network=prepared.network)
     around = operators_around(prepared, 0)
     assert around

@@ -4,17 +4,23 @@
     python run_scripts/bench/extrapolate_published.py TABLE --details
     python run_scripts/bench/extrapolate_published.py TABLE --from 8    # from one node's GPUs on
     python run_scripts/bench/extrapolate_published.py TABLE --data      # CPUs prepare the images
+    python run_scripts/bench/extrapolate_published.py TABLE --most 64   # jobs of 64 ranks, too
+    python run_scripts/bench/extrapolate_published.py TABLE --only DeepLearningExamples \
+        --only "DLPerf reports" --csv data/validation/factors.csv
 
 A series are rows that differ in the number of data-parallel replicas alone. Its smallest step is
 generated with the row's own framework, written as a trace (of one GPU, or of all ranks of a job),
 and extrapolated to the other rows' scales. What is compared is the factor t(N) / t(smallest), in
 which the kernels' times cancel: measured over measured, extrapolated over the trace's own step.
 With ``--data`` an extrapolation from one GPU has the row's ``[data]``, for one GPU and for more.
+``--csv`` writes every factor to a file. The error bar `several_gpus` in data/extrapolation.toml is
+the root mean square of the errors in data/validation/factors.csv from one GPU, of PyTorch's jobs.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 import tempfile
 import tomllib
@@ -50,7 +56,7 @@ SAME = (
 """Columns in which the rows of a series agree, besides the samples of a GPU."""
 
 MOST_RANKS = 16
-"""Of a job whose ranks are written as traces."""
+"""Of a job whose ranks are written as traces, unless ``--most`` says otherwise."""
 
 OF_TRACE = ("precision", "optimizer", "recompute", "micro_batch", "global_batch", "dp", "clip")
 """Keys of plans that a trace has, or that are given otherwise."""
@@ -60,6 +66,7 @@ class Point(NamedTuple):
     """A row beside the extrapolation: factors over the smallest row of its series."""
 
     kind: str
+    source: str
     model: str
     framework: str
     gpu: str
@@ -159,6 +166,17 @@ def from_one_gpu(rows: Sequence[Mapped], folder: Path, *, images: bool) -> list[
     return found
 
 
+def layout_of(base: PreparedExperiment) -> str:
+    """Return the axes of a job with context parallelism, whose ring looks like a pipeline."""
+    plan = base.experiment.plan
+    if plan.cp == 1:
+        return ""
+    world = base.program.n_ranks
+    axes = {"tp": plan.tp, "cp": plan.cp, "dp": world // (plan.tp * plan.cp * plan.pp)}
+    axes["pp"] = plan.pp
+    return ",".join(f"{name}={size}" for name, size in axes.items() if size > 1)
+
+
 def row_gpus(mapped: Mapped) -> int:
     """Return the GPUs of a row."""
     return mapped.row.integers["num_gpus"]
@@ -176,35 +194,39 @@ def from_a_job(rows: Sequence[Mapped], folder: Path) -> list[float]:
         folder,
         added=lambda _i, rank: Added(step=0, around=operators_around(base, rank)),
     )
-    job = read_job([folder], MPI.COMM_SELF)
+    job = read_job([folder], MPI.COMM_SELF, keep_calls=True)
+    layout = layout_of(base)
     cluster = find_cluster(preset_of(rows[0]))
     found = []
     replicas: int | None = None
     for each in rows:
         if replicas is None:
-            grown = extrapolate_parallel(job, MPI.COMM_SELF)
+            grown = extrapolate_parallel(job, MPI.COMM_SELF, layout=layout)
             axis = grown.structure.axis("dp")
             replicas = 1 if axis is None else grown.structure.axes[axis].size
         else:
             times = row_gpus(each) / row_gpus(rows[0])
             dp = round(replicas * times)
-            grown = extrapolate_parallel(job, MPI.COMM_SELF, dp=dp, cluster=cluster)
+            grown = extrapolate_parallel(job, MPI.COMM_SELF, dp=dp, cluster=cluster, layout=layout)
         found.append(grown.step)
     return found
 
 
-def points(rows: Sequence[Row], *, images: bool = False) -> Iterator[Point | str]:
+def points(
+    rows: Sequence[Row], *, images: bool = False, most: int = MOST_RANKS
+) -> Iterator[Point | str]:
     """Yield the factors of all series, or why a series has none.
 
-    With `images` the CPUs prepare them, as the rows say.
+    With `images` the CPUs prepare them, as the rows say. Jobs of more than `most` GPUs are not
+    recorded.
     """
     facts = settings()
     for each in series(rows):
         first = each[0]
         gpus = first.integers["num_gpus"]
         name = f"{first.texts['model']}, {first.texts['framework']}, from {gpus} GPUs"
-        if gpus > MOST_RANKS:
-            yield f"{name}: more than {MOST_RANKS} ranks to record"
+        if gpus > most:
+            yield f"{name}: more than {most} ranks to record"
             continue
         mapped = [experiment_of(row, facts) for row in each]
         usable = [one for one in mapped if isinstance(one, Mapped)]
@@ -222,6 +244,7 @@ def points(rows: Sequence[Row], *, images: bool = False) -> Iterator[Point | str
         for one, time in zip(usable[1:], times[1:], strict=True):
             yield Point(
                 "one GPU" if gpus == 1 else "a job",
+                one.row.texts["source"],
                 one.row.texts["model"],
                 one.row.texts["framework"],
                 one.row.texts["gpu"],
@@ -238,22 +261,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("table", help="published steps, as of mpisim validate e2e")
     parser.add_argument("--details", action="store_true", help="print every row")
-    parser.add_argument("--only", default="", help="a part of the source's or the model's name")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        help="a part of the source's or the model's name; given again: or this",
+    )
     parser.add_argument(
         "--from", type=int, default=1, dest="least", help="leave out steps on fewer GPUs"
     )
     parser.add_argument(
         "--data", action="store_true", help="let the CPUs prepare images, as the rows say"
     )
+    parser.add_argument(
+        "--most", type=int, default=MOST_RANKS, help="ranks of a job that is recorded, at most"
+    )
+    parser.add_argument("--csv", help="a file for all factors")
     args = parser.parse_args()
     rows = [
         row
         for row in read(Path(args.table))
-        if args.only in f"{row.texts['source']} {row.texts['model']}"
+        if any(each in f"{row.texts['source']} {row.texts['model']}" for each in args.only or [""])
         and row.integers.get("num_gpus", 0) >= args.least
     ]
     found: dict[tuple[str, str, str, str, str], list[Point]] = defaultdict(list)
-    for each in points(rows, images=args.data):
+    for each in points(rows, images=args.data, most=args.most):
         if isinstance(each, str):
             if args.details:
                 print(f"left out: {each}")
@@ -267,6 +299,8 @@ def main() -> int:
                 f"{each.extrapolated:6.3f} {percentage(each.error, 1, signed=True):>7}",
                 flush=True,
             )
+    if args.csv:
+        write([point for own in found.values() for point in own], Path(args.csv))
     for kind in ("one GPU", "a job"):
         every = [point for key, own in found.items() if key[0] == kind for point in own]
         if not every:
@@ -277,6 +311,19 @@ def main() -> int:
                 name = f"  {model:22} {framework:34} {gpu:16} {precision:5} {len(own):3}"
                 print(f"{name}  {_errors(own)}")
     return 0
+
+
+def write(found: Sequence[Point], path: Path) -> None:
+    """Write factors to a file, in the order of their series."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(Point._fields)
+        for each in found:
+            rows.writerow(
+                each._replace(
+                    measured=round(each.measured, 4), extrapolated=round(each.extrapolated, 4)
+                )
+            )
 
 
 def _errors(own: Sequence[Point]) -> str:
