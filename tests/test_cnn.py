@@ -271,7 +271,7 @@ def test_a_head_by_hand() -> None:
         ("log-softmax backward", Softmax(2, 10, True, "fp32")),
         ("fc input gradient", Gemm(2, 512, 10, dtype="fp32", output="fp32")),
         ("fc weight gradient", Gemm(10, 512, 2, dtype="fp32", output="fp32")),
-        ("fc bias gradient", Elementwise(4 * 3 * 10)),
+        ("fc bias gradient", Elementwise(4 * 3 * 10, summed=2, sums=10)),
         ("avgpool backward", pool),
     ]
     assert head.saved == 4 * 2 * 512 + (4 * 2 * 10 + 8 * 2)

@@ -208,7 +208,7 @@ def test_a_step_on_two_ranks_by_hand() -> None:
             ("top 1 relu backward", Elementwise(3 * 4 * 12)),
             ("top 1 input gradient", gemm(2, 10, 6)),
             ("top 1 weight gradient", gemm(6, 10, 2)),
-            ("top 1 bias gradient", Elementwise(4 * 3 * 6)),
+            ("top 1 bias gradient", Elementwise(4 * 3 * 6, summed=2, sums=6)),
             ("products gradient", Copy(4 * 2 * 4 * 4, "fill")),
             ("pairs backward", Elementwise(3 * 4 * 2 * 6 + 2 * 8 * 6)),
             ("features gradient", gemm(4, 4, 4, 2)),
@@ -223,10 +223,10 @@ def test_a_step_on_two_ranks_by_hand() -> None:
             ("bottom 2 relu backward", Elementwise(3 * 4 * 8)),
             ("bottom 2 input gradient", gemm(2, 5, 4)),
             ("bottom 2 weight gradient", gemm(4, 5, 2)),
-            ("bottom 2 bias gradient", Elementwise(4 * 3 * 4)),
+            ("bottom 2 bias gradient", Elementwise(4 * 3 * 4, summed=2, sums=4)),
             ("bottom 1 relu backward", Elementwise(3 * 4 * 10)),
             ("bottom 1 weight gradient", gemm(5, 3, 2)),
-            ("bottom 1 bias gradient", Elementwise(4 * 3 * 5)),
+            ("bottom 1 bias gradient", Elementwise(4 * 3 * 5, summed=2, sums=5)),
             ("tables update", update),
         ]
     assert [p.size for layer in first.layers for p in layer.parameters if p.local] == [4000]

@@ -183,6 +183,19 @@ def test_what_is_broadcast_by_strides_is_read_once() -> None:
     )
 
 
+def test_batches_of_products_with_vectors_stream() -> None:
+    def fp32(*sizes: int) -> TensorSpec:
+        return TensorSpec("float32", sizes)
+
+    vectors = Elementwise(4 * 64 * (32 * 16 + 16 + 32))
+    assert of("aten::bmm", fp32(64, 32, 16), fp32(64, 16, 1)) == (vectors,)
+    assert of("aten::bmm", fp32(64, 1, 16), fp32(64, 16, 32)) == (vectors,)
+    outer = Elementwise(4 * 64 * (32 + 32 + 32 * 32))
+    assert of("aten::bmm", fp32(64, 32, 1), fp32(64, 1, 32)) == (outer,)
+    (tiled,) = of("aten::mm", fp32(32, 16), fp32(16, 1))
+    assert isinstance(tiled, Gemm)
+
+
 def test_tables_of_fbgemm() -> None:
     """The shapes of a recorded call: 3 tables of width 16, 128 samples, 768 lookups."""
     floats = [TensorSpec("float32", (n,)) for n in (0, 640649648, 0)]

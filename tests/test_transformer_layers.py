@@ -109,9 +109,11 @@ def test_bias_and_gelu() -> None:
     assert lines(fused.forward) == [f"feed-forward gelu: {4 * size} bytes"]
     assert lines(fused.backward) == [
         f"feed-forward gelu backward: {6 * size} bytes",
-        f"feed-forward gelu bias gradient: {2 * size} bytes",
+        f"feed-forward gelu bias gradient: {2 * size + 2 * 64} bytes",
         f"feed-forward gelu bias gradient accumulation: {64 * 10} bytes (weight)",
     ]
+    (sums,) = (each.kernel for each in fused.backward if each.name.endswith("gelu bias gradient"))
+    assert (sums.summed, sums.sums) == (8, 64)
     separate = operator(network(GPT, plan(fused=False)), "feed-forward gelu")
     # The matrix product before it has added the bias.
     assert lines(separate.forward) == [f"feed-forward gelu: {4 * size} bytes"]

@@ -67,6 +67,22 @@ class Elementwise(Kernel):
     summed: int | None = field(default=None, kw_only=True)
     sums: int | None = field(default=None, kw_only=True)
 
+    @classmethod
+    def column_sums(cls, element: int, rows: int, columns: int) -> Elementwise:
+        """Return the kernel that adds up the rows of a matrix, as for the gradient of a bias.
+
+        Parameters
+        ----------
+        element : int
+            Bytes of one, of the matrix and of the sums.
+        rows, columns : int
+            Of a single row or column it streams.
+        """
+        size = element * (rows + 1) * columns
+        if min(rows, columns) < 2:
+            return cls(size)
+        return cls(size, summed=rows, sums=columns)
+
     @property
     def traffic(self) -> int:
         """Bytes read and written: `bytes`."""

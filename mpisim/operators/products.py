@@ -54,6 +54,10 @@ def product(
         # No format of the kernel models: fp64 runs at a rate of its own on each chip.
         return stream(batch * (m * k + k * n + m * n) * element_bytes(a.dtype))
     kind = format_of(a)
+    if kind == "fp32" and batch > 1 and min(m, n, k) == 1:
+        # cuBLAS has kernels for batches of products with a vector (gemv2N_kernel, gemv2T_kernel)
+        # and of a column with a row (gemmk1_kernel), which read operands once, in no tiles.
+        return stream(batch * (m * k + k * n + m * n) * element_bytes(a.dtype))
     written = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(output or a.dtype)
     if written is None:
         written = "bf16" if kind in ("fp8", "nvfp4") else kind

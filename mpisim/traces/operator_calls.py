@@ -2,9 +2,9 @@
 
 Operators lie in each other. Of those around a launch the outermost counts for which the table of
 operators has kernels (:mod:`mpisim.operators.table`); if there is none, the innermost, which is
-then not known. Of linear layers and ``matmul`` that launch more than a product what they call
-counts. Results are not recorded. For operators whose gradient is computed in the same trace
-they follow from it: the gradient of a result has its shape.
+then not known. Of linear layers and ``matmul`` that launch more than a product, and of a loss that
+is composed, what they call counts. Results are not recorded. For operators whose gradient is
+computed in the same trace they follow from it: the gradient of a result has its shape.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ _OF_COLUMNS = re.compile(r"\breduce_kernel<\d+, [24],")
 where the first dimensions are summed (``output_vec_size`` of
 aten/src/ATen/native/cuda/Reduce.cuh)."""
 
-_COMPOSED = ("aten::linear", "aten::matmul")
+_COMPOSED = ("aten::linear", "aten::matmul", "aten::binary_cross_entropy_with_logits")
 """Operators that call others for all that they launch."""
 
-_ONE_PRODUCT = (*_COMPOSED, "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
-"""What they call where they are the product that the table takes them for. For an input of three
+_ONE_KERNEL = (*_COMPOSED, "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+"""What they call where they are the kernel that the table takes them for. For an input of three
 dimensions that does not lie densely PyTorch copies it first, and adds the bias in a kernel of its
-own (aten/src/ATen/native/Linear.cpp): then what they call counts."""
+own (aten/src/ATen/native/Linear.cpp). The loss is composed of elementwise operators (Loss.cpp).
+Then what they call counts."""
 
 _Text = tuple[bytes, ...]
 
@@ -146,14 +147,14 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
 
 
 def _taken_apart(chains: dict[int, list[int]], reader: _Reader) -> set[int]:
-    """Operators around launches → those composed of others that launch more than a product."""
+    """Operators around launches → those composed of others that launch more than a kernel."""
     name = reader.operators.name
     found: set[int] = set()
     for chain in chains.values():
         composed = [i for i in chain if name[i] in _COMPOSED and i not in found]
         if composed:
             inside = chain[chain.index(composed[0]) :]
-            if any(name[i] not in _ONE_PRODUCT and reader.is_known(i) for i in inside):
+            if any(name[i] not in _ONE_KERNEL and reader.is_known(i) for i in inside):
                 found.update(composed)
     return found
 

@@ -173,8 +173,8 @@ class EagerModules:
             backward.append(product(f"{name} input gradient", rows, inputs, share))
         backward.append(product(f"{name} weight gradient", share, inputs, rows, weight=True))
         if bias:
-            traffic = e * (rows + 1) * share
-            backward.append(elementwise(f"{name} bias gradient", traffic, weight=True))
+            sums = Elementwise.column_sums(e, rows, share)
+            backward.append(Compute(f"{name} bias gradient", sums, weight=True))
         return Operator(
             name,
             (

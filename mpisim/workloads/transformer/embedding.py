@@ -84,7 +84,11 @@ def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
     backward: list[Task] = [
         elementwise("class token backward", (e + stream) * tokens),
         Compute(f"{name} weight gradient", convolution("weight"), weight=True),
-        Compute(f"{name} bias gradient", Elementwise(e * tokens), weight=True),
+        Compute(
+            f"{name} bias gradient",
+            Elementwise.column_sums(e, s.tokens, model.hidden),
+            weight=True,
+        ),
     ]
     for parameter in parameters:
         narrow = parameter.name != "class token"

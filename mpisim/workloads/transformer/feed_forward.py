@@ -10,12 +10,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpisim.kernels.activations import ACTIVATIONS
-from mpisim.kernels.operations import BYTES, Copy
+from mpisim.kernels.operations import BYTES, Copy, Elementwise
 
 from ..operators import Await, Compute, Operator, Parameter, Task
 from .autocast import autocast_copies
 from .module_options import recompute_module
-from .pointwise import FP32, added_bias, broadcast, dropout_add, elementwise, norm, widened
+from .pointwise import (
+    FP32,
+    added_bias,
+    broadcast,
+    dropout_add,
+    elementwise,
+    norm,
+    widened,
+)
 from .precision import accumulate_gradient
 from .shapes import Shapes
 from .tensor_parallel import column_linear, row_linear, separate_linears
@@ -146,7 +154,8 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     if bias:
         columns = inputs // rows
         forward = [*autocast_copies(s, {f"{name} bias": columns}), *forward]
-        backward.append(elementwise(f"{name} bias gradient", e * inputs))
+        sums = Elementwise.column_sums(e, rows, columns)
+        backward.append(Compute(f"{name} bias gradient", sums))
         backward += accumulate_gradient(s, f"{name} bias", columns)
         parameters.append(Parameter(f"{name} bias", columns))
     if s.plan.precision.fp8_activations:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpisim.kernels.operations import BYTES, CrossEntropy, Softmax
+from mpisim.kernels.operations import BYTES, CrossEntropy, Elementwise, Softmax
 
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Task
@@ -85,7 +85,8 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
         s = s.with_length(model.predicted)
         gather = (_gather_masked_tokens(s, all_tokens),)
     scores = s.element_size * s.tokens * entries
-    bias_backward: list[Task] = [elementwise("logits bias gradient", scores)]
+    sums = Elementwise.column_sums(s.element_size, s.tokens, entries)
+    bias_backward: list[Task] = [Compute("logits bias gradient", sums)]
     bias_backward += accumulate_gradient(s, "logits bias", entries)
     logits_bias = Operator(
         "logits bias",

@@ -273,7 +273,8 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
     parameters = []
     if bias:
         forward = [*autocast_copies(s, {f"{name} bias": h}), *forward]
-        backward.append(elementwise(f"{name} bias gradient", e * size))
+        sums = Elementwise.column_sums(e, s.sharded_tokens, h)
+        backward.append(Compute(f"{name} bias gradient", sums))
         backward += accumulate_gradient(s, f"{name} bias", h)
         parameters.append(Parameter(f"{name} bias", h, replicated=True))
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), mask * size)

@@ -366,8 +366,8 @@ def _add_bias(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
 def _bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute]:
     """Gradients of `tokens` rows → gradient of a bias; fused, the matrix product makes it."""
     if not s.plan.framework.fused:
-        traffic = s.element_size * tokens * n
-        yield Compute(f"{name} bias gradient", Elementwise(traffic), weight=True)
+        sums = Elementwise.column_sums(s.element_size, tokens, n)
+        yield Compute(f"{name} bias gradient", sums, weight=True)
     yield from accumulate_gradient(s, f"{name} bias", n)
 
 
