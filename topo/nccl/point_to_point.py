@@ -169,8 +169,10 @@ def _connection_bandwidth(
     A message takes as long as one of NCCL's default size does at the connection's speed, larger
     ones what the NIC takes for the rest besides, and none less than the NIC takes.
     """
-    message = constants.raw["point-to-point"]["message"]
-    size = settings.p2p_net_chunksize or message
+    message, buffers = constants.raw["point-to-point"]["message"], constants.raw["buffers"]
+    # NCCL takes no more than a step of the buffer (`computeBuffSizes` of src/init.cc).
+    most = (settings.buffsize or buffers["simple"]) // buffers["steps"]
+    size = min(settings.p2p_net_chunksize or message, most)
     first = max(message / constants.connections[nodes > 2].si, min(size, message) / nic)
     return size / (first + max(size - message, 0) / nic)
 
