@@ -93,7 +93,8 @@ def test_durations_made_when_asked_for_are_those_kept(
         assert [each.tolist() for each in one] == [each.tolist() for each in other]
     rows = np.flatnonzero(table.duration < 0)
     for entry in range(len(made.durations) if shared else 0):
-        durations, prices = made.requested(entry)
+        of, durations, prices = made.requested(entry)
+        assert of.tolist() == rows.tolist()
         np.testing.assert_array_equal(durations, made.durations[entry][rows])
         np.testing.assert_array_equal(prices, made.prices[entry][rows])
 

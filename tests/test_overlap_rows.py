@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from mpisim.overlap._core.rows import (
     distinct_rows,
+    entries_of,
     fingerprint,
     fingerprint_with,
     slowdowns,
+    stable_order,
     take_longest,
 )
 
@@ -24,6 +26,35 @@ def test_rows_are_alike_if_equal(drawn: list[tuple[int, int, int]]) -> None:
     assert [drawn[i] for i in first.tolist()] == distinct
     assert [distinct[k] for k in kind.tolist()] == drawn
     assert first.tolist() == [drawn.index(each) for each in distinct]
+
+
+@given(st.lists(st.integers(0, 4), max_size=30))
+def test_equal_keys_stay_in_order(drawn: list[int]) -> None:
+    keys = np.array(drawn, np.int64)
+    assert stable_order(keys, 5).tolist() == np.argsort(keys, kind="stable").tolist()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), max_size=30),
+    st.sets(st.integers(1, 6), max_size=5),
+    st.data(),
+)
+def test_entries_are_those_of_duration_and_name(
+    drawn: list[tuple[int, int]], known: set[int], data: st.DataObject
+) -> None:
+    lengths = sorted(known)
+    entry = [[data.draw(st.integers(-1, 9)) for _ in range(3)] for _ in lengths]
+    rows = [i for i in range(len(drawn)) if data.draw(st.booleans())]
+    name, duration = np.array(drawn, np.int64).reshape(-1, 2).T.copy()
+    found = entries_of(
+        name.astype(np.int32),
+        duration,
+        np.array(rows, np.int64),
+        np.array(lengths, np.int64),
+        np.array(entry, np.int64).reshape(-1, 3),
+    )
+    expected = {(n, of): entry[i][n] for i, of in enumerate(lengths) for n in range(3)}
+    assert found.tolist() == [expected.get(drawn[row], -1) for row in rows]
 
 
 @given(st.lists(st.tuples(words, words), min_size=1, max_size=8), st.data())

@@ -74,7 +74,8 @@ def resident() -> int:
 def resident_of(process: int | Literal["self"]) -> int:
     """Return the resident bytes of a process of this machine; 0 where the system does not tell."""
     try:
-        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        with open(f"/proc/{process}/statm", "rb", buffering=0) as file:
+            pages = int(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

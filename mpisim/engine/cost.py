@@ -53,8 +53,10 @@ class Priced(NamedTuple):
     prices: Sequence[NDArray[np.int32]]
     known: tuple[Price, ...] = ()
 
-    def requested(self, entry: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return durations and prices of the communications without a duration, in their order.
+    def requested(
+        self, entry: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+        """Return the communications without a duration: rows, durations and prices.
 
         Parameters
         ----------
@@ -63,7 +65,8 @@ class Priced(NamedTuple):
         """
         assert isinstance(self.durations, RowValues)
         assert isinstance(self.prices, RowValues)
-        return self.durations.requested(entry), self.prices.requested(entry)
+        rows, durations = self.durations.requested(entry)
+        return rows, durations, self.prices.requested(entry)[1]
 
 
 class RowValues(Sequence[NDArray[Any]]):
@@ -106,10 +109,10 @@ class RowValues(Sequence[NDArray[Any]]):
         parts = [(base, requests, of[values]) for base, requests, values in self._parts]
         return RowValues(parts, self._kept_bytes)
 
-    def requested(self, at: int) -> NDArray[Any]:
-        """Return the values of the rows of an array that request a price."""
+    def requested(self, at: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
+        """Return the rows of an array that request a price, and their values."""
         _, requests, values = self._parts[at]
-        return values[requests.which]
+        return requests.rows, values[requests.which]
 
 
 _RowParts = tuple[NDArray[Any], "_Requests", NDArray[Any]]

@@ -26,7 +26,7 @@ from ..base.array_keys import fingerprint
 from ..base.distinct import distinct, numbered
 from ..base.frozen import frozen
 from ..base.plain_integers import PlainInteger
-from ..program import UNPRICED, Flag, Program, Table
+from ..program import Flag, Program, Table
 from ._core.by_communication import take_as_alone
 from .contention import Contention, assign_domains
 from .core_input import CoreInput, FlowInput, SharingInput, initial_communications
@@ -41,6 +41,9 @@ from .tiling import SlotUses, Tiles, find_tiles
 __all__ = ["Distribution", "Role", "Tilings", "distribute"]
 
 Ints = NDArray[np.int64]
+
+_EAGER = int(Flag.EAGER)
+"""Members of an enumeration take longer to combine with arrays."""
 
 Tilings = Callable[[Hashable, Callable[[], Tiles]], Tiles]
 """(key, what finds the tiles) → tiles of that key, kept from an earlier program or found."""
@@ -386,20 +389,18 @@ def _sharing(
     known: dict[tuple[Table, bytes], tuple[NDArray[np.uint8], frozenset[int]]] = {}
     for number, one in enumerate(lowered):
         entries = distinct(priced.which[by_table[begins[number] : begins[number + 1]]]).tolist()
-        rows = np.flatnonzero(one.table.is_communication & (one.table.duration == UNPRICED))
-        eager = (one.table.flags[rows] & Flag.EAGER) != 0
+        rows, base, prices = priced.requested(entries[0])
+        eager = (one.table.flags[rows] & _EAGER) != 0
         groups = [entries]
-        base = priced.requested(entries[0])[0] if entries else np.empty(0, np.int64)
-        varies = np.zeros(len(rows), bool)
-        flows = np.zeros(len(rows), bool)
-        for entry in entries:
-            durations_of, prices_of = priced.requested(entry)
+        varies, flows = np.zeros(len(rows), bool), prices >= 0
+        for entry in entries[1:]:
+            _, durations_of, prices_of = priced.requested(entry)
             varies |= durations_of != base
             flows |= prices_of >= 0
         if (varies & eager).any():  # each rank's own ready time counts: nothing to look up
             groups, varies = [[entry] for entry in entries], np.zeros(len(rows), bool)
         found = rows[(varies | flows) & ~eager]
-        for some in groups if entries else []:
+        for some in groups:
             kind_of[some] = len(durations)
             of_kind = priced.durations[some[0]].copy()
             of_kind[found] = 0

@@ -328,8 +328,8 @@ def _slots_in_use(program: Program) -> tuple[NDArray[np.bool_], NDArray[np.bool_
     for number in distinct(program.table).tolist():
         table = program.tables[number]
         assert table is not None  # a program that is folded is whole
-        rows = np.flatnonzero(table.slot >= 0)
-        used[number, table.slot[rows]] = True
+        used[number, : table.n_slots] = table.operations > 0
+        rows = table.communications
         unpriced[number, table.slot[rows[table.duration[rows] == UNPRICED]]] = True
     owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
     slot = np.arange(len(owner)) - program.slot_index[owner]

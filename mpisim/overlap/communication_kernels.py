@@ -22,6 +22,9 @@ __all__ = ["CommunicationKernel", "CommunicationKernels", "RankCommunications"]
 
 Ints = NDArray[np.int64]
 
+_COPY_ENGINE, _SEND = int(Flag.COPY_ENGINE), int(Kind.SEND)
+"""Members of an enumeration take longer to combine with arrays."""
+
 
 class CommunicationKernel(NamedTuple):
     """The kernel of one communication on a GPU.
@@ -128,35 +131,40 @@ class CommunicationKernels:
         self._sizes = groups.sizes
         self.distinct: list[CommunicationKernel] = []
         self._entry: dict[tuple[int, int, int, int, int], int] = {}
-        self._of_key: dict[tuple[int, bytes], RankCommunications] = {}
-        self._key_of_rank: dict[int, tuple[int, bytes]] = {}
+        self._of_key: dict[tuple[int, bytes, bytes], RankCommunications] = {}
+        self._key_of_rank: dict[int, tuple[int, bytes, bytes]] = {}
 
     def of(self, rank: int) -> RankCommunications:
         """Return the communications of a rank."""
         key = self.key_of(rank)
         if key not in self._of_key:
-            self._of_key[key] = self._look_up(self.program.table_of(rank), self._kinds(rank))
+            self._of_key[key] = self._look_up(self.program.table_of(rank), *self._kinds(rank))
         return self._of_key[key]
 
-    def key_of(self, rank: int) -> tuple[int, bytes]:
+    def key_of(self, rank: int) -> tuple[int, bytes, bytes]:
         """Return a key that is equal for ranks with equal communications."""
         if rank not in self._key_of_rank:
-            self._key_of_rank[rank] = int(self.program.table[rank]), self._kinds(rank).tobytes()
+            label, sizes = self._kinds(rank)
+            key = int(self.program.table[rank]), label.tobytes(), sizes.tobytes()
+            self._key_of_rank[rank] = key
         return self._key_of_rank[rank]
 
-    def _kinds(self, rank: int) -> Ints:
-        """Return cost class and size of the communicator of each slot, shape (2, n_slots)."""
+    def _kinds(self, rank: int) -> tuple[Ints, Ints]:
+        """Return cost class and size of the communicator of each slot, shape (n_slots,) each."""
         bound = self.program.slots_of(rank)
-        return np.stack([self._label[bound], self._sizes[bound]])
+        return self._label[bound], self._sizes[bound]
 
-    def _look_up(self, table: Table, kinds: Ints) -> RankCommunications:
-        rows = np.flatnonzero(table.is_communication)
-        slot = table.slot[rows]
-        is_copied = table.flags[rows] & Flag.COPY_ENGINE
-        keys = (table.operation[rows], table.bytes[rows], *kinds[:, slot], is_copied)
-        first, entry = distinct_rows(*keys)
-        distinct = np.stack([column[first] for column in keys], axis=1).astype(np.int64)
-        numbers = [self._number(tuple(each)) for each in distinct.tolist()]
+    def _look_up(self, table: Table, label: Ints, sizes: Ints) -> RankCommunications:
+        rows = table.communications
+        is_copied = table.flags[rows] & _COPY_ENGINE
+        columns = (table.operation[rows], table.bytes[rows], table.slot[rows], is_copied)
+        first, entry = distinct_rows(*columns)
+        distinct = zip(*(column[first].tolist() for column in columns), strict=True)
+        label_of, size_of = label.tolist(), sizes.tolist()
+        numbers = [
+            self._number((operation, size, label_of[slot], size_of[slot], copied))
+            for operation, size, slot, copied in distinct
+        ]
         found = [self.distinct[number] for number in numbers]
         given = table.duration[rows]
         is_given = given != UNPRICED
@@ -171,7 +179,7 @@ class CommunicationKernels:
             orders=Orders.of(taken, table.stream[rows]),
             is_given=is_given,
             is_buffered=np.array([each.fits_buffers for each in found], bool)[entry]
-            & (table.kind[rows] == Kind.SEND),
+            & (table.kind[rows] == _SEND),
         )
 
     def _taken(self, kernel: CommunicationKernel) -> int:

@@ -35,7 +35,7 @@ from ..kernels.slowdown import (
 )
 from ..program import Kind, Program, Table
 from ..topo import Network
-from ._core.rows import slowdowns
+from ._core.rows import entries_of, slowdowns
 from .communication_kernels import CommunicationKernels, RankCommunications
 from .factors import LearnedFactors, LearnedSlowdowns, ParametricFactors, SlowdownFactors
 from .retiming import delay_of_class
@@ -127,9 +127,11 @@ class DeviceModel:
         durations = distinct(np.array([length for _, length in kernels], np.int64))
         entry = np.full((len(durations), len(program.names)), -1)
         number = {name: i for i, name in enumerate(program.names)}
-        for i, (name, length) in enumerate(kernels):
-            if name in number:
-                entry[np.searchsorted(durations, length), number[name]] = i
+        known = [
+            (length, number[name], i) for i, (name, length) in enumerate(kernels) if name in number
+        ]
+        lengths, names, entries = np.array(known, np.int64).reshape(-1, 3).T
+        entry[np.searchsorted(durations, lengths), names] = entries
         return cls(factors, work, durations, entry)
 
     def numbers(self, table: Table, rows: Ints) -> Ints:
@@ -145,11 +147,13 @@ class DeviceModel:
         -------
         int64, shape (n,)
         """
-        if not len(self.durations):
-            return np.full(len(rows), -1)
-        length = table.duration[rows]
-        at = np.searchsorted(self.durations, length).clip(max=len(self.durations) - 1)
-        return np.where(self.durations[at] == length, self.entry[at, table.name[rows]], -1)
+        found: Ints = entries_of(table.name, table.duration, rows, self.durations, self.entry)
+        return found
+
+    @cached_property
+    def memory_parts(self) -> Ints:
+        """Use of the memory's bandwidth by each kernel, as `CommunicationFactors` counts it."""
+        return np.rint(self.work.use * USE_ONE).astype(np.int64)
 
 
 class _Kernels(NamedTuple):
@@ -264,13 +268,15 @@ class OverlapModel:
             table, device = self.program.table_of(rank), self.device(rank)
             rows = np.flatnonzero(table.kind == Kind.KERNEL)
             number = device.numbers(table, rows)
-            rows, number = rows[number >= 0], number[number >= 0]
+            known = number >= 0
+            if not known.all():
+                rows, number = rows[known], number[known]
             self._known_kernels[key] = _Kernels(
                 rows=rows,
                 number=number,
                 alone=table.duration[rows],
-                kind=device.work.kind[number].astype(np.int64),
-                memory_parts=np.rint(device.work.use[number] * USE_ONE).astype(np.int64),
+                kind=device.work.kind[number],
+                memory_parts=device.memory_parts[number],
             )
         return self._known_kernels[key]
 

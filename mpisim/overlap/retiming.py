@@ -322,12 +322,13 @@ def longest_of_members(
     keys = (group, classes.of_rank[owner].astype(np.int64), slot)
     first, _ = distinct_rows(*keys)
     members = np.stack([column[first] for column in keys], axis=1)
+    operations = [each.operations for each in program.tables if each is not None]  # it is whole
+    begins = np.cumsum([0, *map(len, operations)])
+    table_of = program.table[owner[first]]
+    # A rank may bind more slots than its table has.
+    used = members[:, 2] < np.diff(begins)[table_of]
     counts = np.zeros(len(first), np.int64)
-    for number, table in enumerate(program.tables):
-        assert table is not None  # the program is whole
-        here = np.flatnonzero(program.table[owner[first]] == number)
-        active = here[members[here, 2] < table.n_slots]
-        counts[active] = table.operations[members[active, 2]]
+    counts[used] = np.concatenate(operations)[(begins[table_of] + members[:, 2])[used]]
     n_operations = np.zeros(len(groups), np.int64)
     np.maximum.at(n_operations, members[:, 0], counts)
     at = np.concatenate([[0], np.cumsum(n_operations)])
@@ -338,8 +339,7 @@ def longest_of_members(
     for number, values in own.items():
         table = program.table_of(int(classes.representative[number]))
         if table not in orders:
-            order = np.argsort(table.slot[table.is_communication], kind="stable")
-            orders[table] = order, np.cumsum([0, *table.operations.tolist()])
+            orders[table] = table.slot_order, np.cumsum([0, *table.operations.tolist()])
         order, index[number] = orders[table]
         ordered[number] = values[order]
     found = np.zeros(int(at[-1]), np.int64)

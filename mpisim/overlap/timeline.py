@@ -111,12 +111,11 @@ class Orders(NamedTuple):
         count = np.bincount(stream)
         (present,) = np.nonzero(count)
         by_count = present[np.argsort(count[present], kind="stable")]
-        rank = np.zeros(len(count), np.int16)
+        rank = np.zeros(len(count), np.int64)
         rank[by_count] = np.arange(len(by_count))
         return cls(
-            # Of 16 bits, which are sorted by their digits: in one pass, and not by comparisons.
-            np.argsort(dense(taken)[0].astype(np.int16), kind="stable"),
-            np.argsort(rank[stream], kind="stable"),
+            rows.stable_order(*dense(taken)),
+            rows.stable_order(rank[stream], len(by_count)),
             np.concatenate([[0], np.cumsum(count[by_count])]),
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..base.errors import ProgramError
 from ..base.frozen import frozen
 from ..base.kinds import Flag, Kind, Operation, Phase
+from ._core.columns import communications_by_slot, sum_of_sizes
 
 __all__ = ["COLUMNS", "UNPRICED", "Table"]
 
@@ -42,6 +43,16 @@ COLUMNS: dict[str, type] = {
     "step": np.int32,
 }
 """Column names and their dtypes, in the order in which files store them."""
+
+
+class _Communications(NamedTuple):
+    """The communications of a table, as `communications_by_slot` finds them."""
+
+    rows: NDArray[np.int64]
+    order: NDArray[np.int64]
+    operations: NDArray[np.int64]
+    kinds: NDArray[np.int64]
+    operation_bits: NDArray[np.int64]
 
 
 @frozen(eq=False)
@@ -166,9 +177,18 @@ class Table:
         return int(self.stream.max(initial=-1)) + 1
 
     @cached_property
+    def _communications(self) -> _Communications:
+        return _Communications(*communications_by_slot(self.kind, self.operation, self.slot))
+
+    @property
+    def communications(self) -> NDArray[np.int64]:
+        """Rows that are communications, in order."""
+        return self._communications.rows
+
+    @property
     def n_slots(self) -> int:
         """Number of communicator slots."""
-        return int(self.slot.max(initial=-1)) + 1
+        return len(self.operations)
 
     @cached_property
     def ordinal(self) -> NDArray[np.int32]:
@@ -180,31 +200,26 @@ class Table:
         ordinal[order] = np.arange(len(order)) - first
         return ordinal
 
-    @cached_property
+    @property
     def operations(self) -> NDArray[np.int64]:
         """Number of communications on each slot, shape (n_slots,)."""
-        slots = self.slot[self._communications]
-        return np.bincount(slots, minlength=self.n_slots).astype(np.int64)
+        return self._communications.operations
 
-    @cached_property
+    @property
     def operation_bits(self) -> NDArray[np.int64]:
         """Operations on each slot as a bit set, shape (n_slots,): the sum of 1 << `Operation`."""
-        bits = np.zeros(self.n_slots, np.int64)
-        rows = self._communications
-        kinds = np.int64(1) << self.operation[rows].astype(np.int64)
-        np.bitwise_or.at(bits, self.slot[rows], kinds)
-        return bits
+        return self._communications.operation_bits
 
     @cached_property
     def launch_time(self) -> float:
         """CPU time, launch latencies and gaps of all rows, one after the other, in ps."""
-        columns = (self.host, self.launch_cost, self.launch, self.gap)
-        return sum(float(np.abs(each).sum(dtype=np.float64)) for each in columns)
+        return float(sum_of_sizes(self.host, self.launch_cost, self.launch, self.gap))
 
     def operations_below(self, row: int) -> NDArray[np.int64]:
         """Return the number of communications on each slot before a row, shape (n_slots,)."""
-        slots = self.slot[:row]
-        return np.bincount(slots[slots >= 0], minlength=self.n_slots).astype(np.int64)
+        rows = self._communications.rows
+        slots = self.slot[rows[: np.searchsorted(rows, row)]]
+        return np.bincount(slots, minlength=self.n_slots).astype(np.int64)
 
     def rows_on(self, slot: int) -> NDArray[np.intp]:
         """Return the rows that communicate on a slot, in order; none beyond `n_slots`."""
@@ -214,16 +229,15 @@ class Table:
     def _rows_by_slot(self) -> list[NDArray[np.intp]]:
         return np.split(self.by_slot, np.cumsum(self.operations)[:-1])
 
-    @cached_property
-    def _communications(self) -> NDArray[np.intp]:
-        """Communications, in order."""
-        return np.flatnonzero(self.slot >= 0)
+    @property
+    def slot_order(self) -> NDArray[np.int64]:
+        """The order that sorts the communications by slot, those of each as they stand."""
+        return self._communications.order
 
     @cached_property
     def by_slot(self) -> NDArray[np.intp]:
         """Communications by slot, those of each in order."""
-        rows = self._communications
-        return rows[np.argsort(self.slot[rows], kind="stable")]
+        return self._communications.rows[self.slot_order]
 
     def slots_with(self, kind: Kind) -> tuple[int, ...]:
         """Return the slots that carry rows of one kind, in ascending order."""
@@ -231,12 +245,15 @@ class Table:
 
     @cached_property
     def _slots_by_kind(self) -> dict[Kind, tuple[int, ...]]:
-        rows, n = self._communications, max(self.n_slots, 1)
-        found: dict[Kind, tuple[int, ...]] = {}
-        for key in np.flatnonzero(np.bincount(self.kind[rows] * np.int64(n) + self.slot[rows])):
-            kind, slot = divmod(int(key), n)
-            found[Kind(kind)] = (*found.get(Kind(kind), ()), slot)
-        return found
+        kinds = list(enumerate(self._communications.kinds.tolist()))
+        present = 0
+        for _, bits in kinds:
+            present |= bits
+        return {
+            kind: tuple(slot for slot, bits in kinds if bits >> kind & 1)
+            for kind in Kind
+            if present >> kind & 1
+        }
 
     @property
     def structure(self) -> Table:
@@ -261,10 +278,7 @@ class Table:
 _INDEPENDENT_OF_DURATIONS = frozenset(
     [
         "n_streams",
-        "n_slots",
         "ordinal",
-        "operations",
-        "operation_bits",
         "is_communication",
         "is_device",
         "by_slot",

@@ -7,9 +7,11 @@ for all members. What depends on the table alone is worked out once for each kin
 Callers are trusted: no index is checked.
 """
 
-from libc.stdint cimport int32_t, int64_t
+import numpy as np
 
-from .memory import padded
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from .common cimport CommunicationRow
 
 
 def mark_flows(
@@ -28,28 +30,24 @@ def mark_flows(
         Prices of flows, changed in place.
     """
     cdef const int64_t[::1] slot_index = core_input.slot_index
-    cdef const int32_t[::1] table = core_input.table, duration = core_input.duration
-    cdef const int32_t[::1] slots, ordinals, price
-    cdef int64_t i, j, at, n
+    cdef const int32_t[::1] duration = core_input.duration, price
+    cdef const int32_t[:, ::1] flow
+    cdef int64_t i, j, at
     known = {}
-    for i in range(table.shape[0]):
+    for i in range(duration.shape[0]):
         number = int(duration[i])
         if number not in known:
-            rows = core_input.lowered_of(i).communications
-            priced = prices[number][rows["row"]]
-            flows = priced >= 0
-            known[number] = (
-                padded(rows["slot"][flows]), padded(rows["ordinal"][flows]),
-                padded(priced[flows]), int(flows.sum()),
+            priced = prices[number]  # made anew whenever asked for, where there are many
+            flows = communications_of(
+                core_input.lowered_of(i).communications, (priced >= 0).view(np.uint8)
             )
-        slots, ordinals, price, n = known[number]
+            known[number] = flows, priced[flows[2]]
+        flow, price = known[number]
         with nogil:
-            for j in range(n):
-                at = slot_flow[slot_index[i] + slots[j]]
+            for j in range(flow.shape[1]):
+                at = slot_flow[slot_index[i] + flow[0, j]]
                 if at >= 0:
-                    found[at + ordinals[j]] = price[j]
-
-
+                    found[at + flow[1, j]] = price[j]
 
 
 def take_as_alone(core_input):
@@ -63,23 +61,39 @@ def take_as_alone(core_input):
     sharing = core_input.sharing
     cdef const int64_t[::1] slot_index = core_input.slot_index, first = core_input.slot_first
     cdef const int32_t[::1] kind = sharing.kind, duration = core_input.duration
-    cdef const int32_t[::1] slots, ordinals
+    cdef const int32_t[:, ::1] looked_up
     cdef const int64_t[::1] values
     cdef int64_t[::1] taken = sharing.taken
-    cdef int64_t i, j, n
-    rows_of, values_of = {}, {}
+    cdef int64_t i, j
+    known, values_of = {}, {}
     for i in range(kind.shape[0]):
         of_kind, of_duration = int(kind[i]), int(duration[i])
-        if of_kind not in rows_of:
-            found = core_input.lowered_of(i).communications
-            found = found[sharing.looked_up[of_kind][found["row"]] != 0]
-            rows_of[of_kind] = (
-                padded(found["slot"]), padded(found["ordinal"]), found["row"], len(found),
+        if of_kind not in known:
+            known[of_kind] = communications_of(
+                core_input.lowered_of(i).communications, sharing.looked_up[of_kind]
             )
-        slots, ordinals, rows, n = rows_of[of_kind]
         if of_duration not in values_of:
-            values_of[of_duration] = padded(core_input.durations[of_duration][rows])
-        values = values_of[of_duration]
+            values_of[of_duration] = core_input.durations[of_duration][known[of_kind][2]]
+        looked_up, values = known[of_kind], values_of[of_duration]
         with nogil:
-            for j in range(n):
-                taken[first[slot_index[i] + slots[j]] + ordinals[j]] = values[j]
+            for j in range(looked_up.shape[1]):
+                taken[first[slot_index[i] + looked_up[0, j]] + looked_up[1, j]] = values[j]
+
+
+cdef communications_of(const CommunicationRow[::1] every, const uint8_t[::1] chosen):
+    """Communications of a table, which of all rows → slot, ordinal and row of those chosen.
+
+    Returns int32 of shape (3, n).
+    """
+    cdef Py_ssize_t i, n = 0
+    for i in range(every.shape[0]):
+        n += chosen[every[i].row] != 0
+    found_array = np.empty((3, n), np.int32)
+    cdef int32_t[:, ::1] found = found_array
+    n = 0
+    for i in range(every.shape[0]):
+        if chosen[every[i].row]:
+            found[0, n], found[1, n] = every[i].slot, every[i].ordinal
+            found[2, n] = every[i].row
+            n += 1
+    return found_array

@@ -7,8 +7,6 @@ depend on the others passed beside it. Callers are trusted: no index is checked.
 
 import numpy as np
 
-from ...base.distinct import distinct
-
 from libc.stdint cimport int64_t, uint64_t
 
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
@@ -301,7 +299,7 @@ cdef by_time(const int64_t[::1] time, const int64_t[::1] rows):
 
 
 cdef class CommunicationFactors:
-    """Slowdown factors of communications, worked out once for each use of the memory's bandwidth.
+    """Slowdown factors of communications beside kernels, by their use of the memory's bandwidth.
 
     Parameters
     ----------
@@ -314,12 +312,10 @@ cdef class CommunicationFactors:
 
     cdef object factor
     cdef int64_t one
-    cdef double[::1] pace  # by parts in use: 1 / factor; 0: not known
     cdef int64_t[::1] time, use  # scratch
 
     def __init__(self, factor, int64_t one):
         self.factor, self.one = factor, one
-        self.pace = np.zeros(one + 1)
         self.time = self.use = np.empty(1, np.int64)
 
     def memory_use(
@@ -385,14 +381,9 @@ cdef class CommunicationFactors:
         cdef Py_ssize_t m = begin.shape[0], n = time.shape[0], i, at = 0, now
         cdef int64_t reached
         cdef double room, needed, left, spent, pace
-        cdef bint known = True
         found_array = np.empty(m)
         cdef double[::1] found = found_array
-        for i in range(n):
-            known = known and self.pace[min(use[i], self.one)] > 0
-        if not known:
-            new = distinct(np.minimum(use, self.one))
-            np.asarray(self.pace)[new] = 1 / self.factor(new / self.one)
+        cdef const double[::1] paces = 1 / self.factor(np.minimum(use, self.one) / self.one)
         with nogil:
             for i in range(m):
                 while at < n and time[at] <= begin[i]:
@@ -402,7 +393,7 @@ cdef class CommunicationFactors:
                 # From its own begin on: nothing but what runs beside it shows in a rounding.
                 now, reached, left, spent = at - 1, begin[i], lasting[i], 0.0
                 while True:
-                    pace = 1.0 if now < 0 else self.pace[min(use[now], self.one)]
+                    pace = 1.0 if now < 0 else paces[now]
                     needed = left / pace
                     if now == n - 1:  # after the last of them
                         break

@@ -1,12 +1,13 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Rows of numbers: distinct ones, a hash of them, the longest of several, slowdowns by class.
+"""Rows of numbers: distinct ones, their order, a hash of them, the longest of several; kernels'
+entries, and slowdowns by class.
 
 Callers are trusted: no index is checked.
 """
 
 import numpy as np
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
@@ -60,6 +61,75 @@ def distinct_rows(const int64_t[:, ::1] rows):
                 n_kinds += 1
             kind[i] = number[at]
     return firsts[:n_kinds].copy(), kinds
+
+
+def stable_order(const int64_t[::1] keys, Py_ssize_t end):
+    """Keys, 0 to `end` - 1 → the order that sorts them, equal ones as they stand; int64."""
+    cdef Py_ssize_t n = keys.shape[0], i
+    found = np.empty(n, np.int64)
+    cdef int64_t[::1] order = found, place = np.zeros(end + 1, np.int64)
+    with nogil:
+        for i in range(n):
+            place[keys[i] + 1] += 1
+        for i in range(end):
+            place[i + 1] += place[i]
+        for i in range(n):
+            order[place[keys[i]]] = i
+            place[keys[i]] += 1
+    return found
+
+
+def entries_of(
+    const int32_t[::1] name,
+    const int64_t[::1] duration,
+    const int64_t[::1] rows,
+    const int64_t[::1] lengths,
+    const int64_t[:, ::1] entry,
+):
+    """Look up rows of a table by their duration and name.
+
+    Parameters
+    ----------
+    name, duration : shape (n,)
+        Of all rows.
+    rows : int64, shape (k,)
+    lengths : int64, shape (l,)
+        Durations that have entries, ascending.
+    entry : int64, shape (l, names)
+        Of a duration and a name; -1: none.
+
+    Returns
+    -------
+    int64, shape (k,)
+        -1: none.
+    """
+    cdef Py_ssize_t k = rows.shape[0], n = lengths.shape[0], i, low, high, middle
+    found_array = np.empty(k, np.int64)
+    cdef int64_t[::1] found = found_array
+    # Rows of one name mostly have one duration: where it was found last is looked at first.
+    cdef int64_t[::1] last = np.zeros(entry.shape[1], np.int64)
+    cdef int64_t length
+    cdef int32_t of
+    with nogil:
+        for i in range(k):
+            of, length = name[rows[i]], duration[rows[i]]
+            found[i] = -1
+            if n == 0:
+                continue
+            low = last[of]
+            if lengths[low] != length:
+                low, high = 0, n
+                while low < high:
+                    middle = (low + high) // 2
+                    if lengths[middle] < length:
+                        low = middle + 1
+                    else:
+                        high = middle
+                if low == n or lengths[low] != length:
+                    continue
+                last[of] = low
+            found[i] = entry[low, of]
+    return found_array
 
 
 cdef inline void add_words(
