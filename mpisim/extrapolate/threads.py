@@ -117,12 +117,12 @@ def as_threads(network: LayerStack, step: TracedStep, samples: float, gpus: int)
     return replace(network, layers=tuple(layers), size=0)
 
 
-def as_pipe(network: Network, stages: int, micro_batches: int) -> Network:
+def as_pipe(network: LayerStack, stages: int, micro_batches: int) -> LayerStack:
     """Return the network of a pipeline whose stages are threads of one process.
 
     Parameters
     ----------
-    network : Network
+    network : LayerStack
         Of one stage, with the CPU to itself.
     stages, micro_batches : int
         Of the pipeline.
