@@ -334,15 +334,7 @@ def _attributes(
     """Return what the program says of itself: where it is from, and what its prices rest on."""
     first = parts[0].recording
     gpu = pricing.model.gpu
-    used = {number for shares in pricing.shares.values() for number in shares}
-    numbers = {
-        name: quantity.error for name, quantity in pricing.model.numbers.items() if name in used
-    }
-    for name in ("host_gap", "launch_call", "launch_latency", "kernel_gap", "graph_gap"):
-        numbers[name] = getattr(gpu, name).error
-    for how, number in MEASURED.items():
-        if by_how[how]:
-            numbers[number] = (EXACT if how == "exact" else INTERPOLATED).error
+    numbers = _errors(pricing, by_how)
     if host is not None and of_host:
         numbers[BANDWIDTH] = host.bandwidth.error
         numbers |= {name: share.error for name, share in of_host.items()}
@@ -392,6 +384,20 @@ def _attributes(
     kept = {KEPT_STEP: kept_step(first)} if first.world == 1 else {}
     captured = f"{len(parts)} of {first.world} ranks"
     return {COUNTED: json.dumps(text), CAPTURED: captured, **kept}
+
+
+def _errors(pricing: Pricing, by_how: Counter[str]) -> dict[str, float]:
+    """Prices of kernels and how they were found → relative error of each number that they use."""
+    used = {number for shares in pricing.shares.values() for number in shares}
+    numbers = {
+        name: quantity.error for name, quantity in pricing.model.numbers.items() if name in used
+    }
+    for name in ("host_gap", "launch_call", "launch_latency", "kernel_gap", "graph_gap"):
+        numbers[name] = getattr(pricing.model.gpu, name).error
+    for how, number in MEASURED.items():
+        if by_how[how]:
+            numbers[number] = (EXACT if how == "exact" else INTERPOLATED).error
+    return numbers
 
 
 def _united(parts: Sequence[Part], which: str) -> list[str]:

@@ -67,7 +67,7 @@ BRIEF_MODEL_NOTE = """\
 BRIEF_PLAN = {
     "tp": "tensor parallel size",
     "pp": "pipeline stages",
-    "vpp": 'model chunks of a stage, with pipeline = "interleaved"',
+    "vpp": 'model chunks of a stage, with pipeline = "interleaved" or "zb-v"',
     "cp": "context parallel size",
     "ep": "expert parallel size",
     "etp": "tensor parallel size inside an expert",
@@ -180,23 +180,7 @@ def example(
         chosen = _of_preset(name, given_keys)
     found = find_cluster(cluster)
     count = found.gpus_per_node if gpus is None else gpus
-    nodes = -(-count // found.gpus_per_node)
-    if nodes > 1 and found.fabric is None:
-        raise InputError(
-            f"{count} GPUs are more than the {found.gpus_per_node} of {cluster!r}, which is one box"
-        )
-    choice: dict[str, Any] = {"preset": cluster, "nodes": nodes}
-    of_racks: tuple[str, ...] = ()
-    share = _share_of_racks(found, count)
-    if share is not None:
-        of_racks = (
-            f"{share} of the {found.gpus_per_node} GPUs of each rack, so that no group that fits "
-            "into one lies in two",
-        )
-        choice |= {"nodes": count // share, "gpus_per_node": share}
-        found = with_speeds(found, {"gpus_per_node": share})
-    elif count != nodes * found.gpus_per_node:
-        choice["gpus"] = count
+    found, choice, of_racks = _cluster_choice(found, cluster, count)
     if framework:
         chosen_profile(framework, "")
     start = starting_plan(chosen.model, cluster, found, count, framework)
@@ -238,6 +222,35 @@ def example(
         JOB_NOTE,
     ]
     return Example("\n".join(parts), notes)
+
+
+def _cluster_choice(
+    found: Cluster, name: str, gpus: int
+) -> tuple[Cluster, dict[str, Any], tuple[str, ...]]:
+    """Cluster, its name and GPUs to use → the part to use, keys of ``[cluster]``, and why.
+
+    Raises
+    ------
+    InputError
+        If the cluster is one box with fewer GPUs.
+    """
+    nodes = -(-gpus // found.gpus_per_node)
+    if nodes > 1 and found.fabric is None:
+        raise InputError(
+            f"{gpus} GPUs are more than the {found.gpus_per_node} of {name!r}, which is one box"
+        )
+    share = _share_of_racks(found, gpus)
+    if share is not None:
+        why = (
+            f"{share} of the {found.gpus_per_node} GPUs of each rack, so that no group that fits "
+            "into one lies in two",
+        )
+        choice = {"preset": name, "nodes": gpus // share, "gpus_per_node": share}
+        return with_speeds(found, {"gpus_per_node": share}), choice, why
+    choice = {"preset": name, "nodes": nodes}
+    if gpus != nodes * found.gpus_per_node:
+        choice["gpus"] = gpus
+    return found, choice, ()
 
 
 def _share_of_racks(cluster: Cluster, gpus: int) -> int | None:

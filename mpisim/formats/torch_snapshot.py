@@ -9,6 +9,7 @@ writes is opened by `torch.cuda._memory_viz` and https://pytorch.org/memory_viz.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -305,40 +306,14 @@ def write_snapshot(
             strict=True,
         )
     )
-    segments = []
-    for blocks in allocator.segments_of_blocks(live.values()):
-        head = blocks[0]
-        segments.append(
-            {
-                "device": 0,
-                "address": head.address,
-                "total_size": sum(block.size for block in blocks),
-                "allocated_size": sum(block.size for block in blocks if block.allocated),
-                "active_size": sum(b.size for b in blocks if b.allocated or b.waiting),
-                "requested_size": sum(b.requested for b in blocks if b.allocated or b.waiting),
-                "stream": head.stream,
-                "segment_type": "small" if head.pool.small else "large",
-                "segment_pool_id": (0, 0),
-                "is_expandable": head.expandable is not None,
-                "frames": [],
-                "blocks": [
-                    {
-                        "address": block.address,
-                        "size": block.size,
-                        "requested_size": block.requested,
-                        "state": "active_allocated"
-                        if block.allocated
-                        else "active_awaiting_free"
-                        if block.waiting
-                        else "inactive",
-                        "frames": frames[label[numbers[id(block)]]]
-                        if block.allocated and label[numbers[id(block)]] >= 0
-                        else [],
-                    }
-                    for block in blocks
-                ],
-            }
-        )
+
+    def frames_of(block: Block) -> list[dict[str, Any]]:
+        at = label[numbers[id(block)]] if block.allocated else -1
+        return frames[at] if at >= 0 else []
+
+    segments = [
+        _segment(blocks, frames_of) for blocks in allocator.segments_of_blocks(live.values())
+    ]
     snapshot = {
         "segments": segments,
         "device_traces": [trace],
@@ -350,6 +325,44 @@ def write_snapshot(
     }
     with write_whole(path, overwrite=overwrite) as file:
         pickle.dump(snapshot, file, protocol=4)
+
+
+def _segment(
+    blocks: Sequence[Block], frames_of: Callable[[Block], list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Blocks of one segment in the order of addresses → its entry in a snapshot."""
+    head = blocks[0]
+    active = [block for block in blocks if block.allocated or block.waiting]
+    return {
+        "device": 0,
+        "address": head.address,
+        "total_size": sum(block.size for block in blocks),
+        "allocated_size": sum(block.size for block in blocks if block.allocated),
+        "active_size": sum(block.size for block in active),
+        "requested_size": sum(block.requested for block in active),
+        "stream": head.stream,
+        "segment_type": "small" if head.pool.small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": head.expandable is not None,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested,
+                "state": _state(block),
+                "frames": frames_of(block),
+            }
+            for block in blocks
+        ],
+    }
+
+
+def _state(block: Block) -> str:
+    """Block → what a snapshot calls its state."""
+    if block.allocated:
+        return "active_allocated"
+    return "active_awaiting_free" if block.waiting else "inactive"
 
 
 def _complete(

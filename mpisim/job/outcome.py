@@ -395,7 +395,7 @@ def _changes(
     """Return what the job takes with one thing better or worse each. **Collective.**"""
 
     def with_interval(changed: JobModel) -> JobModel:
-        """The interval that is as much Daly's as before, where the user gives none."""
+        """Changed model → with its checkpoint interval changed as Daly's; a given one stays."""
         if choice.checkpoint_interval is not None:
             wanted = changed.interval
         else:
@@ -403,7 +403,7 @@ def _changes(
         return replace(changed, interval=min(max(wanted, changed.least_interval), model.steps))
 
     def stored(factor: float) -> JobModel:
-        """Storage and the way to the hosts so many times as fast."""
+        """Factor → the model with storage and copies to hosts that many times as fast."""
         times = job_model(step, cluster, choice)[1].times
         faster = replace(
             model,

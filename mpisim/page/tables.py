@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ def _lines(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDA
 
 
 def _ranks(results: Results) -> dict[str, Any]:
-    """Ranks that took the same times are one line; those that waited least for others first."""
+    """Results → table of ranks; those with equal times are one line, least waiting first."""
     # Those of one class did.
     first = results.classes["representative"]
     same, line = _lines([results.ranks[key][first] for key, _, _ in OF_RANKS])
@@ -156,7 +156,7 @@ def _kernels(results: Results) -> dict[str, Any] | None:
 
 
 def _communications(results: Results) -> dict[str, Any] | None:
-    """Communicators of one kind and size that do the same are one line."""
+    """Results → table of communications; communicators of one kind, size and limit are a line."""
     table = results.communications
     if not len(table["count"]):
         return None
@@ -167,21 +167,8 @@ def _communications(results: Results) -> dict[str, Any] | None:
     columns = (family[table["communicator"]], table["operation"], table["size"], each, limit)
     same, line = _lines([np.asarray(column, np.int64) for column in columns])
 
-    def total(column: NDArray[np.int64]) -> NDArray[np.int64]:
-        found = np.zeros(len(same), np.int64)
-        np.add.at(found, line, column)
-        return found
-
-    count, wire, waiting = (total(table[name]) for name in ("count", "wire", "waiting"))
+    count, wire, waiting, posts, rate, factor = _line_totals(table, line, same[:, 3] >= 0)
     communicators = np.bincount(line, minlength=len(same))
-    posts = np.maximum(total(table["count"] * table["size"]), 1)
-    # Of bytes per time of the wire: that of all together.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        moved = total(np.maximum(table["bytes"], 0) * table["size"])
-        rate = np.where((same[:, 3] >= 0) & (wire > 0), moved / (wire * 1e-12), np.nan)
-        factors = table["bus_bandwidth"] / table["bandwidth"]
-    factor = np.full(len(same), np.nan)
-    factor[line] = factors
     order = np.argsort(-(wire + waiting), kind="stable")
     limit_names = list(limits)
     groups = [families[i] for i in same[order, 0].tolist()]
@@ -224,6 +211,42 @@ def _communications(results: Results) -> dict[str, Any] | None:
             ("waiting_total", "Waiting, all", "time", "added up over members", waiting[order]),
         ],
     )
+
+
+def _line_totals(
+    table: Mapping[str, NDArray[Any]], line: NDArray[np.int64], sized: NDArray[np.bool_]
+) -> tuple[NDArray[Any], ...]:
+    """Table of communications and the line of each of its rows → figures of every line.
+
+    Parameters
+    ----------
+    table : mapping of str to array, shape (n,)
+    line : int64, shape (n,)
+    sized : bool, shape (n_lines,)
+        Whether a line's size is known.
+
+    Returns
+    -------
+    count, wire, waiting, posts : int64, shape (n_lines,)
+        Operations; ps on the wire and of waiting over all members; takings part of a member.
+    rate, factor : float64, shape (n_lines,)
+        Bytes a second on the wire, of all together; bus bandwidth over it.
+    """
+    lines = len(sized)
+
+    def total(column: NDArray[np.int64]) -> NDArray[np.int64]:
+        found = np.zeros(lines, np.int64)
+        np.add.at(found, line, column)
+        return found
+
+    count, wire, waiting = (total(table[name]) for name in ("count", "wire", "waiting"))
+    posts = np.maximum(total(table["count"] * table["size"]), 1)
+    factor = np.full(lines, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moved = total(np.maximum(table["bytes"], 0) * table["size"])
+        rate = np.where(sized & (wire > 0), moved / (wire * 1e-12), np.nan)
+        factor[line] = table["bus_bandwidth"] / table["bandwidth"]
+    return count, wire, waiting, posts, rate, factor
 
 
 def _families(names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:

@@ -132,33 +132,7 @@ def statements(
             f"{METHOD}; model error: what steps have shown that were not fitted"
         ),
         "uncertainty_sources": uncertainty_lines(bar),
-        "assumptions": [
-            prepared.cluster.title,
-            prepared.gpu.title,
-            *_link_excess(prepared),
-            *prepared.notes,
-            *([] if prepared.experiment.guess is None else prepared.experiment.guess.notes),
-            *_unused_constants(prepared),
-            *scale_lines(prepared),
-            *unused_keys(prepared),
-            *_plan_assumptions(prepared.experiment),
-            *_profile_lines(prepared.experiment),
-            *_rank_assumptions(prepared),
-            *_input_lines(prepared),
-            *prepared.host.lines(prepared.experiment.plan),
-            *network_notes(
-                prepared.cluster,
-                prepared.program,
-                _network_request(prepared.experiment),
-                prepared.networks,
-                run.setup,
-            ),
-            *(
-                f"{short_key(key)} = {format_value(value)} (default)"
-                for key, value in defaults.items()
-                if _worth_listing(key, value, prepared)
-            ),
-        ],
+        "assumptions": _assumptions(prepared, run, defaults),
         "not_modelled": [
             *(each for each in NOT_MODELLED if overlap is None or each != OVERLAP_SLOWDOWN),
             *_input_not_modelled(prepared),
@@ -174,6 +148,40 @@ def statements(
         prepared.experiment, seconds, {**attributes, "gpus": work.layout.grid.world}
     )
     return {**({"published": [str(each) for each in found]} if found else {}), **attributes}
+
+
+def _assumptions(
+    prepared: PreparedExperiment, run: Run, defaults: Mapping[str, object]
+) -> list[str]:
+    """Prepared experiment, run and defaults → what was taken for granted, a line each."""
+    experiment = prepared.experiment
+    return [
+        prepared.cluster.title,
+        prepared.gpu.title,
+        *_link_excess(prepared),
+        *prepared.notes,
+        *([] if experiment.guess is None else experiment.guess.notes),
+        *_unused_constants(prepared),
+        *scale_lines(prepared),
+        *unused_keys(prepared),
+        *_plan_assumptions(experiment),
+        *_profile_lines(experiment),
+        *_rank_assumptions(prepared),
+        *_input_lines(prepared),
+        *prepared.host.lines(experiment.plan),
+        *network_notes(
+            prepared.cluster,
+            prepared.program,
+            _network_request(experiment),
+            prepared.networks,
+            run.setup,
+        ),
+        *(
+            f"{short_key(key)} = {format_value(value)} (default)"
+            for key, value in defaults.items()
+            if _worth_listing(key, value, prepared)
+        ),
+    ]
 
 
 def digits(number: float) -> str:

@@ -194,7 +194,7 @@ def _nearest(lines: list[Line], offset: dict[int, int]) -> int:
 
 
 def stems(line: Line) -> list[str]:
-    """What the kernels of a line do."""
+    """Line → the stem of each kernel's name: what the kernel does."""
     return [item.stem for item in line]
 
 

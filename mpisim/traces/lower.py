@@ -7,7 +7,7 @@ took after the device was done remains CPU time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -131,6 +131,31 @@ class _Writer:
             )
         self.note(first, op, begin, end)
 
+    def launch(self, call: Call, host: int, cost: int, following: dict[int, list[int]]) -> None:
+        """Write the rows of a call's device operations, and of those that follow without a call.
+
+        Parameters
+        ----------
+        call : Call
+        host : int
+            CPU time before it, ps.
+        cost : int
+            CPU time of the call, ps.
+        following : dict of int to list of int
+            Device operation → those behind it that no call has launched; written ones are removed.
+        """
+        for nth, op in enumerate(call.ops):
+            latency = int(self.timing.latency[op]) - (cost if nth else 0)
+            self.device(op, 0 if nth else host, latency, 0 if nth else cost)
+            for other in following.pop(op, []):
+                self.device(other, 0, 0, 0)
+
+    def leave_out(self, call: Call, begin: int) -> None:
+        """Write no row for a call: its time is CPU time before the next; a long one is listed."""
+        if call.kind is CallKind.MEMORY and call.end - begin > _MIN_LISTED_STALL:
+            taken = (call.end - begin) / 1e12
+            self.stalls.append(Stall(taken, call.name, call.step, call.end))
+
     def wait(self, ops: list[int], host: int, tail: int, name: str, at: int, end: int) -> None:
         """Write a wait of the CPU for device operations."""
         if tail > _MIN_LISTED_STALL:
@@ -138,6 +163,19 @@ class _Writer:
         first = len(self.rows)
         self.rows.host_wait(self.waits_of(ops), host=host, tail=max(0, tail), name=name)
         self.note(first, -1, at, end)
+
+
+def _in_order(calls: Sequence[Call], inferred: Inference) -> list[int]:
+    """Calls of all threads → their numbers in the order in which they take effect.
+
+    A call that blocks one thread ends after what other threads launch meanwhile.
+    """
+
+    def time(number: int) -> int:
+        blocks = number in inferred.blocking and calls[number].kind is not CallKind.LAUNCH
+        return calls[number].end if blocks else calls[number].begin
+
+    return sorted(range(len(calls)), key=time)
 
 
 def lower(
@@ -172,16 +210,7 @@ def lower(
     in_flight = _InFlight(trace)
     usual_cost = _usual_costs(calls, inferred)
     clock = start
-    # A call that blocks one thread ends after what other threads launch meanwhile.
-    order = sorted(
-        range(len(calls)),
-        key=lambda p: (
-            calls[p].end
-            if p in inferred.blocking and calls[p].kind is not CallKind.LAUNCH
-            else calls[p].begin
-        ),
-    )
-    for position in order:
+    for position in _in_order(calls, inferred):
         call = calls[position]
         writer.rows.tags(step=call.step)
         writer.step = call.step
@@ -203,11 +232,7 @@ def lower(
             cost = 0 if blocking else max(0, call.end - begin)
             if cost > _MIN_BLOCKED_CALL and in_flight.count(call) > _FULL_QUEUE:
                 cost = min(cost, usual_cost.get(call.name, 0))
-            for nth, op in enumerate(call.ops):
-                latency = int(timing.latency[op]) - (cost if nth else 0)
-                writer.device(op, 0 if nth else host, latency, 0 if nth else cost)
-                for other in following.pop(op, []):
-                    writer.device(other, 0, 0, 0)
+            writer.launch(call, host, cost, following)
             if blocking:
                 ended = max(int(device.end[op]) for op in blocking)
                 writer.wait(blocking, 0, call.end - max(begin, ended), call.name, begin, call.end)
@@ -217,10 +242,7 @@ def lower(
             ended = max((int(device.end[op]) for op in ops), default=begin)
             writer.wait(ops, host, call.end - max(begin, ended), call.name, begin, call.end)
         else:
-            # Not a row: its time is CPU time before the next one.
-            if call.kind is CallKind.MEMORY and call.end - begin > _MIN_LISTED_STALL:
-                taken = (call.end - begin) / 1e12
-                writer.stalls.append(Stall(taken, call.name, call.step, call.end))
+            writer.leave_out(call, begin)
             continue
         clock = max(clock, call.end)
     nvidia = any(call.name.startswith("cu") for call in calls)

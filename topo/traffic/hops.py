@@ -143,7 +143,7 @@ def _single_phase(
 
 
 def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: int = 1, short: int = 0) -> HopChains:
-    """One chain a path."""
+    """Paths → hop chains, one for each path."""
     empty = np.empty(0, np.int64)
     lengths = [len(source) for source, _ in paths]
     return HopChains(
@@ -173,14 +173,14 @@ def _dimension_hops(
 
 
 def _ring_hops(rings: Sequence[tuple[Ranks, Ranks]], count: int) -> HopChains:
-    """Rings of one length that each part passes `count` hops of."""
+    """Rings of one length → chains in which each part of the data passes `count` hops."""
     n = len(rings[0][0])
     rounds = -(-count // n)
     return _joined(rings, rounds, rounds * n - count)
 
 
 def _single_hops(source: Ranks, target: Ranks) -> HopChains:
-    """Hops that all go at once."""
+    """Senders and receivers → hops that all go at once."""
     return HopChains(source, target, np.arange(len(source)))
 
 

@@ -231,7 +231,7 @@ def _slice(s: Shapes, i: int, words: int) -> Operator:
 
 
 def _put(name: str, size: int) -> Operator:
-    """Rows taken out of a tensor, or put into one."""
+    """Name, elements → operator that takes rows out of a tensor, or puts them into one."""
     return Operator(
         name, (elementwise(name, 2 * size),), (elementwise(f"{name} backward", 2 * size),)
     )
