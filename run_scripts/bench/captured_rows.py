@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from kept_captures import SCRIPTS, Command, Prediction, captured, predicted
+from kept_captures import Command, Prediction, captured, predicted
 
 from mpisim.base.errors import InputError
 from mpisim.base.presets import packaged
@@ -76,7 +76,7 @@ def command(row: Row) -> list[str] | None:
     sizes = (*(numbers[key] for key in ("layers", "hidden", "heads", "vocab")), LONGEST)
     sizes = (*sizes, numbers["micro_batch"], batches)
     pure = "pure" if "PURE" in texts["precision_as_printed"] else "amp"
-    return [str(SCRIPTS / "mpt.py"), *map(str, sizes), pure, texts["activation_recompute"]]
+    return ["mpt.py", *map(str, sizes), pure, texts["activation_recompute"]]
 
 
 def _torchtitan(row: Row) -> list[str] | None:
