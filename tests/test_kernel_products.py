@@ -105,14 +105,17 @@ class TestTiles:
 
     def test_few_tiles_and_a_long_k_fill_the_gpu(self) -> None:
         cut, k = [Tiling(32, 32)], 108 * 1280
-        (found,) = filling_times(
+        ((found, blocks),) = filling_times(
             cut, "fp32", one(32), one(32), one(k), one(1), A100, floor=4e-6, **IDEAL
         )
+        assert blocks[0] == 108
         part = 2 * 32 * 32 * k / A100.peaks["fp32"]
         sums = 8 * 108 * 32 * 32 / A100.l2_bandwidth
         # A thread adds up 108 parts, four at a time, 0.36 µs each.
         assert found[0] == pytest.approx(part + sums + 27 * 0.36e-6 + 4e-6)
-        (short,) = filling_times(cut, "fp32", 32.0, 32.0, 4 * 128.0, 1.0, A100, floor=0.0, **IDEAL)
+        ((short, _),) = filling_times(
+            cut, "fp32", 32.0, 32.0, 4 * 128.0, 1.0, A100, floor=0.0, **IDEAL
+        )
         assert short > 2 * 32 * 32 * 128 * 108 / A100.peaks["fp32"]  # four parts of 128
 
     def test_products_that_fill_half_of_the_gpu_are_not_divided_further(self) -> None:

@@ -119,8 +119,9 @@ def _arithmetic(
         tilings = (batched,)
     tiling = tiling_constants(constants)
     times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling)
-    sizes = (m, n, k, batch, gpu)
-    times += filling_times(tilings, dtype, *sizes, floor=constants["floor"], **tiling)
+    floor = constants["floor"]
+    fillings = filling_times(tilings, dtype, m, n, k, batch, gpu, floor=floor, **tiling)
+    times += [each for each, _ in fillings]
     time = expected_time(times, constants["choice"])
     if batched is not None:
         time = where(batch > 1, times[tilings.index(batched)], time)

@@ -186,26 +186,7 @@ def tiled_times(
     return found
 
 
-def filling_times(*product: Any, floor: float, **tiling: float) -> list[Any]:
-    """Return the times of a product that is divided along k into as many parts as fill the GPU.
-
-    Parameters
-    ----------
-    *product, **tiling
-        As for `tiled_times`.
-    floor : float
-        Seconds that starting the kernel takes which adds up the parts.
-
-    Returns
-    -------
-    list of float, or of ndarray of float64 of shape (kernels,)
-        Seconds, one for each tile; `UNAVAILABLE` where the parts in the tilings fill the GPU, and
-        empty if they do for all kernels.
-    """
-    return [time for time, _ in _fillings(*product, floor=floor, **tiling)]
-
-
-def _fillings(
+def filling_times(
     tilings: Sequence[Tiling],
     dtype: str,
     m: Numbers,
@@ -220,7 +201,21 @@ def _fillings(
     prologue: float,
     **_: float,
 ) -> list[tuple[Any, Any]]:
-    """Return times as `filling_times`, each with the number of thread blocks."""
+    """Return the times of a product that is divided along k into as many parts as fill the GPU.
+
+    Parameters
+    ----------
+    tilings, dtype, m, n, k, batch, gpu, efficiency, loading, prologue
+        As for `tiled_times`.
+    floor : float
+        Seconds that starting the kernel takes which adds up the parts.
+
+    Returns
+    -------
+    list of two floats each, or of two ndarrays of float64 of shape (kernels,)
+        Seconds and thread blocks, for each tile; `UNAVAILABLE` seconds where the parts in `tilings`
+        fill the GPU, and empty if they do for all kernels.
+    """
     ceil, _exp, _sqrt, maximum, _least = functions(m)
     tiles = _tiles(tuple(tilings), *_rates(dtype, gpu, efficiency, loading), prologue)
     finest = min(tiles, key=lambda tile: tile.rows * tile.columns)
@@ -232,7 +227,7 @@ def _fillings(
         parts = _filling_parts(tile, m, n, k, batch, gpu)
         more = idle & (parts > tile.variants[-1][0])
         parts = maximum(parts, 1.0)
-        _, slope, fixed, _ = tile.variants[0]
+        _split, slope, fixed, _moved = tile.variants[0]
         sums = 8.0 * parts * batch * m * n / gpu.l2_bandwidth
         adding = sums + ceil(parts / SUMS_AT_ONCE) * SUM_STEP + floor
         time = slope * (k / parts) + fixed + adding
@@ -457,9 +452,13 @@ def product_stretch(
     """
     tilings = library_tilings(dtype)
     m, n, k, batch = (np.asarray(each, float) for each in (m, n, k, batch))
-    keys, product = tiling_constants(constants), (tilings, dtype, m, n, k, batch, gpu)
-    fillings = _fillings(*product, floor=constants["floor"], **keys) if fills else []
-    alone = np.array([*tiled_times(*product, **keys), *(time for time, _ in fillings)])
+    keys = tiling_constants(constants)
+    times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **keys)
+    floor = constants["floor"]
+    fillings = filling_times(tilings, dtype, m, n, k, batch, gpu, floor=floor, **keys)
+    if not fills:
+        fillings = []
+    alone = np.array([*times, *(time for time, _ in fillings)])
     weights = np.exp((1 - alone / alone.min(axis=0)) / choice) * alone
     tiles = [
         np.ceil(m / tiling.rows) * np.ceil(n / tiling.columns) * batch * tiling.split_k

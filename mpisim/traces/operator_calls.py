@@ -18,7 +18,7 @@ import msgspec
 
 from ..base.errors import TraceError
 from ..base.frozen import frozen
-from ..kernels.operations import Gemm
+from ..kernels.operations import Gemm, GemmVariant
 from ..operators import Argument, Launched, OperatorCall, TensorSpec, kernels_of
 from ..operators.streams import column_sums
 from ..operators.table import is_collective
@@ -186,10 +186,11 @@ def _in_recorded_format(launched: Launched, names: list[str]) -> Launched:
         return launched
     if not any(TF32.search(name) for name in names):
         return launched
-    single = any(_SINGLE_WORDS.search(name) for name in names)
-    tf32 = {"dtype": "tf32", "variant": "single_words" if single else None}
+    variant: GemmVariant | None = "single_words" if any(map(_SINGLE_WORDS.search, names)) else None
     kernels = tuple(
-        replace(each, **tf32) if isinstance(each, Gemm) and each.dtype == "fp32" else each
+        replace(each, dtype="tf32", variant=variant)
+        if isinstance(each, Gemm) and each.dtype == "fp32"
+        else each
         for each in launched.kernels
     )
     return Launched(kernels, launched.known)
