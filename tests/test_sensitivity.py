@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from mpisim.prediction.execution import execute
 from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.quantities import NAMES, key_of, values_now
-from mpisim.prediction.sensitivities import path_sensitivities
+from mpisim.prediction.sensitivities import _PathParts, path_sensitivities
 from mpisim.program import Operation, Program, ProgramBuilder, save
 from mpisim.report.tornado import render_tornado, tornado_figures
 from mpisim.results.sensitivities import TIMES, first_order
@@ -305,6 +306,18 @@ def test_links_that_are_shared_count_as_such(tmp_path: Path) -> None:
     assert found["switch_bandwidth"].elasticity < -0.5  # type: ignore[operator]
     assert found["nic_bandwidth"].elasticity == pytest.approx(0, abs=1e-3)
     assert all(effect.agrees for bar in found.values() for effect in bar.effects)
+
+
+def test_communications_are_of_the_slot_that_their_own_table_has() -> None:
+    # Equal pieces of ranks 0 and 1, whose tables call one kind of group by other slots and rows.
+    tables = [SimpleNamespace(slot=np.array([0, 1])), SimpleNamespace(slot=np.array([2]))]
+    program = SimpleNamespace(
+        slots=np.array([7, 8, 4, 5, 9]), slot_index=np.array([0, 2, 5]), table_of=tables.__getitem__
+    )
+    path = SimpleNamespace(rank=np.array([0, 1, 0]), row=np.array([1, 0, 0]))
+    parts = _PathParts.__new__(_PathParts)
+    parts._shares, parts._prepared = SimpleNamespace(path=path), SimpleNamespace(program=program)  # type: ignore[assignment]
+    assert parts._groups_of(np.array([0, 1])).tolist() == [8, 9]
 
 
 def test_a_path_that_moves_is_said_to(tmp_path: Path) -> None:

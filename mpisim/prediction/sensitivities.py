@@ -212,8 +212,7 @@ class _PathParts:
         if table.duration[row] != UNPRICED or self._shares.set_up_share(piece):
             self._add(alone, whole)
             return
-        slot = table.slot[row]
-        groups = program.slots[program.slot_index[path.rank[pieces]] + slot]
+        groups = self._groups_of(pieces)
         label = int(self._shares.label[groups[0]])
         operation, size = Operation(int(table.operation[row])), int(table.bytes[row])
         price = network.price(operation, size, self._shares.classes[label])
@@ -239,6 +238,17 @@ class _PathParts:
             latency = alone.get("latency", 0.0) * price.duration / slowest.duration
             self._add({"latency": latency}, shared)
             self._add(alone, float(each.sum()) - shared)
+
+    def _groups_of(self, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the group of each communication: its slot is that of its own rank's table."""
+        path, program = self._shares.path, self._prepared.program
+        ranks, rows = path.rank[pieces], path.row[pieces]
+        slots = np.empty(len(pieces), np.int64)
+        for rank in distinct(ranks).tolist():
+            own = ranks == rank
+            slots[own] = program.table_of(int(rank)).slot[rows[own]]
+        found: NDArray[np.int64] = program.slots[program.slot_index[ranks] + slots]
+        return found
 
     def _shared_link(self, group: int, pattern: Any) -> tuple[int, tuple[str, ...]] | None:
         """Group of an operation → the rate that its most loaded link leaves it, the link's factors.
