@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What takes too long for every change: every bad input and every test of several processes on every MPI,
-# ten minutes of damaged files, jobs under Slurm, frameworks that are captured (get_frameworks.sh: 7 GB),
-# the blocks of the documentation that take minutes, the whole validation. Needs measured data
+# What takes too long for every change: every bad input, every test of several processes on 4 of them and on
+# every MPI, ten minutes of damaged files, jobs under Slurm, frameworks that are captured (get_frameworks.sh:
+# 7 GB), the blocks of the documentation that take minutes, the whole validation. Needs measured data
 # (MPISIM_SHARED, or ../shared). Exits with an error if any part fails, after running them all.
 #
 #   bash run_scripts/nightly.sh
@@ -24,7 +24,9 @@ part() {
 # Twice as long as without: Python 3.11 has no cheap way to count lines.
 part "coverage of Python lines" pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 part "fault table" python run_scripts/fault_table.py --check
-for mpi in openmpi4 mpich; do # test.sh leaves out what no MPI library can change
+# test.sh leaves out what more than two processes, and what another MPI library, cannot change.
+part "tests, 4 processes" mpirun -n 4 pytest --color=no -p no:cacheprovider
+for mpi in openmpi4 mpich; do
     part "tests, $mpi, 2 processes" bash run_scripts/with_mpi.sh "$mpi" mpirun -n 2 \
         pytest --color=no -p no:cacheprovider
 done

@@ -6,8 +6,8 @@
 # running them all. An MPI (with_mpi.sh) or PyTorch that cannot be had here is said and left out; of an
 # MPI that is an error, too, where CI is set. What takes longer runs in nightly.sh. As root on Debian or
 # Ubuntu, packages that some tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium
-# (get_browser.sh), openmpi-bin (with_mpi.sh). PyTorch comes from PyPI (get_torch.sh), beside the parts
-# before the tests.
+# (get_browser.sh), openmpi-bin (with_mpi.sh). PyTorch and MPICH come from PyPI, beside the parts before
+# the tests.
 #
 #   bash run_scripts/test.sh [arguments for pytest, given to each of its runs]
 set -uo pipefail
@@ -31,54 +31,68 @@ cat build/packages.log
 source run_scripts/env.sh
 export PATH="$PWD/.venv/bin:$PATH"
 
-failed=()
+failed=() skipped=()
+TIMEFORMAT="-- %0R s, of them on a core %0U s + %0S s"
 part() {
-    local title="$1" TIMEFORMAT="-- %0R s, of them on a core %0U s + %0S s"
+    local title="$1"
     shift
     printf '\n== %s\n' "$title"
     time "$@" || failed+=("$title")
 }
+# A part that takes one core at times, or is mostly waited for, runs beside others from `begin` to `finish`.
+declare -A begun=()
+begin() {
+    local title="$1"
+    shift
+    { time "$@"; } > "build/$title.log" 2>&1 &
+    begun["$title"]="$!"
+}
+finish() {
+    printf '\n== %s\n' "$1"
+    wait "${begun["$1"]}" || failed+=("$1")
+    cat "build/$1.log"
+}
 
-bash run_scripts/get_torch.sh &
-torch=$!
-part "lint" ruff check .
-part "format" ruff format --check .
-# Beside one another: types take one core, headline errors at times, and PyTorch is waited for.
-bash run_scripts/typecheck.sh > build/types.log 2>&1 &
-types=$!
-checked() {
-    wait "$types"
-    local code="$?"
-    cat build/types.log
+mpis=(openmpi4 mpich)
+# Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.
+quiet=(--color=no -p no:cacheprovider)
+given=("$@")
+
+# PyTorch and the MPIs; its code says how PyTorch went, MPIs are asked again where they count.
+fetch() {
+    local mpi code=0
+    bash run_scripts/get_torch.sh || code="$?"
+    for mpi in "${mpis[@]}"; do
+        bash run_scripts/with_mpi.sh "$mpi" true
+    done
     return "$code"
 }
-[ "$#" -gt 0 ] || part "headline errors" python run_scripts/headline_errors.py
-part "types" checked
-skipped=()
-wait "$torch"
-case "$?" in
+fetch > build/fetched.log 2>&1 &
+fetched="$!"
+# With a third of the weight of a test, each of which has to end in time.
+[ "$#" -gt 0 ] || begin "headline errors" nice -n 5 python run_scripts/headline_errors.py
+part "lint" ruff check .
+part "format" ruff format --check .
+part "types" bash run_scripts/typecheck.sh
+wait "$fetched"
+code="$?"
+cat build/fetched.log
+case "$code" in
 0) ;;
 77) echo "skipped: captured scripts, which need PyTorch" ;;
 *) failed+=("setting up PyTorch") ;;
 esac
-# Three at a time, since some wait for what they have started; the tests of a file one after another,
-# files in the order that conftest.py gives.
-part "tests, one process each" pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
-# Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.
-quiet=(--color=no -p no:cacheprovider)
-for processes in 2 4; do
-    part "tests, $processes processes" mpirun -n "$processes" pytest "${quiet[@]}" "$@"
-done
 
-# What an MPI library can change: its calls of every kind, each made here as the engine, results, exports,
-# the status of runs and groups of processes (samples) make it. What the others compare, each process finds out for itself, or with the
-# same calls: nightly.sh has all.
-calls=()
-for name in engine_digest engine_processes engine_reference export_parts gather job_runs monitor overlap \
-    page_payload parallel processes reductions replay results_reader results_writer samples windows; do
-    [ "$#" -gt 0 ] || calls+=("tests/test_$name.py")
+found=()
+for mpi in "${mpis[@]}"; do
+    bash run_scripts/with_mpi.sh "$mpi" true
+    case "$?" in
+    0) found+=("$mpi") ;;
+    77) skipped+=("$mpi") ;;
+    *) failed+=("setting up $mpi") ;;
+    esac
 done
-# How runs end under the launchers is mostly waited for: those of both beside one another.
+# How runs end under the launchers of other MPIs: both beside one another, as they are mostly waited for.
 ends() {
     local mpi pid code=0 waited=()
     for mpi in "$@"; do
@@ -95,24 +109,35 @@ ends() {
     done
     return "$code"
 }
-given=("$@") found=()
-for mpi in openmpi4 mpich; do
-    with=(bash run_scripts/with_mpi.sh "$mpi")
-    "${with[@]}" true
-    case "$?" in
-    0)
-        found+=("$mpi")
-        part "tests, $mpi, 2 processes" "${with[@]}" mpirun -n 2 pytest "${quiet[@]}" "${calls[@]}" "$@"
-        ;;
-    77)
-        skipped+=("$mpi")
-        ;;
-    *)
-        failed+=("setting up $mpi")
-        ;;
-    esac
+[ "${#found[@]}" = 0 ] || begin "ends of runs, ${found[*]}" ends "${found[@]}"
+
+# Three at a time, since some wait for what they have started; the tests of a file one after another,
+# files in the order that conftest.py gives.
+part "tests, one process each" pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
+[ "${#found[@]}" = 0 ] || finish "ends of runs, ${found[*]}"
+[ "$#" -gt 0 ] || finish "headline errors"
+
+# Processes that wait for each other look for messages all the time: nothing runs beside them.
+part "tests, 2 processes" mpirun -n 2 pytest "${quiet[@]}" "$@"
+# What an MPI library can change: its calls of every kind, each made here as the engine, results, exports,
+# the status of runs and groups of processes (samples) make it. What the others compare, each process finds
+# out for itself, or with the same calls: nightly.sh has all.
+calls=()
+for name in engine_digest engine_processes engine_reference export_parts gather job_runs monitor overlap \
+    page_payload parallel processes reductions replay results_reader results_writer samples windows; do
+    [ "$#" -gt 0 ] || calls+=("tests/test_$name.py")
 done
-[ "${#found[@]}" = 0 ] || part "ends of runs, ${found[*]}" ends "${found[@]}"
+# What more than two processes can change: the same calls, and how ranks, workers, rows and candidates are
+# placed on processes. nightly.sh has all of this, too.
+placed=()
+for name in contended decentralized e2e fold search search_spaces; do
+    [ "$#" -gt 0 ] || placed+=("tests/test_$name.py")
+done
+part "tests, 4 processes" mpirun -n 4 pytest "${quiet[@]}" "${calls[@]}" "${placed[@]}" "$@"
+for mpi in "${found[@]}"; do
+    part "tests, $mpi, 2 processes" bash run_scripts/with_mpi.sh "$mpi" \
+        mpirun -n 2 pytest "${quiet[@]}" "${calls[@]}" "$@"
+done
 part "the same digests on three MPIs" python run_scripts/digests.py
 
 printf '\n'
