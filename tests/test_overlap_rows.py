@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisim.overlap._core.rows import (
+    distinct_communications,
     distinct_rows,
     entries_of,
     fingerprint,
@@ -26,6 +27,27 @@ def test_rows_are_alike_if_equal(drawn: list[tuple[int, int, int]]) -> None:
     assert [drawn[i] for i in first.tolist()] == distinct
     assert [distinct[k] for k in kind.tolist()] == drawn
     assert first.tolist() == [drawn.index(each) for each in distinct]
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 1)] * 4, st.booleans()), max_size=30))
+def test_communications_differ_in_some_flags(
+    drawn: list[tuple[int, int, int, int, bool]],
+) -> None:
+    rows = [i for i, each in enumerate(drawn) if each[4]]
+    operation, size, slot, flags, _ = np.array(drawn, np.int64).reshape(-1, 5).T.copy()
+    for mask in (0, 1):
+        first, kind = distinct_communications(
+            np.array(rows, np.int64),
+            operation.astype(np.uint8),
+            size,
+            slot.astype(np.int32),
+            flags.astype(np.uint8),
+            mask,
+        )
+        keys = [(*drawn[row][:3], drawn[row][3] & mask) for row in rows]
+        distinct = list(dict.fromkeys(keys))
+        assert first.tolist() == [rows[keys.index(key)] for key in distinct]
+        assert [distinct[k] for k in kind.tolist()] == keys
 
 
 @given(st.lists(st.integers(0, 4), max_size=30))

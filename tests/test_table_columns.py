@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.program._core.columns import communications_by_slot, sum_of_sizes
+from mpisim.program._core.columns import communications_by_slot, counts_below, sum_of_sizes
 
 rows_of = st.tuples(st.integers(0, 6), st.integers(0, 12), st.integers(-1, 4))
 
@@ -26,6 +26,9 @@ def test_communications_are_sorted_by_slot(drawn: list[tuple[int, int, int]]) ->
     assert operations.tolist() == [len(some) for some in here]
     assert kinds.tolist() == [sum({1 << what for what, _, _ in some}) for some in here]
     assert bits.tolist() == [sum({1 << what for _, what, _ in some}) for some in here]
+    for end in range(len(drawn) + 1):
+        below = counts_below(rows, slot.astype(np.int32), n_slots, end)
+        assert below.tolist() == [sum(on == s for *_, on in drawn[:end]) for s in range(n_slots)]
 
 
 @given(st.lists(st.tuples(*[st.integers(-(2**40), 2**40)] * 4), max_size=30))

@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 
 from ..mpi.reductions import allreduce_any, allreduce_max, allreduce_min
 from ..program import Phase, Table
-from ._core.steady import ended_of_running, steady_rows
+from ._core.steady import ended_of_running, last_forwards, steady_rows
 from .periodic_window import UNBOUND, PeriodicWindow, communications_match, known_before
 from .rows import Rows
 from .run import Run
@@ -196,11 +196,10 @@ class _Rounds(NamedTuple):
     @classmethod
     def of(cls, table: Table, micro_batches: int) -> _Rounds | None:
         """Return the rounds of so many micro-batches; None if there are no two."""
-        found = _last_forwards(table, micro_batches)
-        if found is None or table.queue_depth:
+        first, second = last_forwards(table, int(Phase.FORWARD), micro_batches)
+        if first < 0 or table.queue_depth or second <= first:
             return None
-        first, second = found
-        return None if second <= first else cls(first, second - first)
+        return cls(first, second - first)
 
 
 def _periodic(
@@ -222,18 +221,6 @@ def _periodic(
         return None
     low, high, ended_below, begun_above = found
     return _Rank(low, high, n_rows, period, ended_below, begun_above, table, rows)
-
-
-def _last_forwards(table: Table, micro_batches: int) -> tuple[int, int] | None:
-    """Return the first rows on the device of the last forward and of the one a round before."""
-    forward = np.flatnonzero(
-        table.is_device & (table.phase == Phase.FORWARD) & (table.micro_batch >= 0)
-    )
-    last = int(table.micro_batch[forward].max(initial=0))
-    first, second = (
-        forward[table.micro_batch[forward] == n][:1] for n in (last - micro_batches, last)
-    )
-    return (int(first[0]), int(second[0])) if len(first) and len(second) else None
 
 
 def _as_many_of_all(

@@ -13,7 +13,8 @@ from ..program import UNPRICED, Flag, Kind, Operation, Program, Table
 from ..topo import Network
 from ..topo.nccl.point_to_point import SEND_OPERATIONS as SENDS
 from ..topo.network import bus_factor
-from .timeline import Orders, distinct_rows
+from ._core.rows import distinct_communications
+from .timeline import Orders
 
 if TYPE_CHECKING:
     from ..topo.nccl import Nccl
@@ -156,14 +157,13 @@ class CommunicationKernels:
 
     def _look_up(self, table: Table, label: Ints, sizes: Ints) -> RankCommunications:
         rows = table.communications
-        is_copied = table.flags[rows] & _COPY_ENGINE
-        columns = (table.operation[rows], table.bytes[rows], table.slot[rows], is_copied)
-        first, entry = distinct_rows(*columns)
+        columns = table.operation, table.bytes, table.slot, table.flags
+        first, entry = distinct_communications(rows, *columns, _COPY_ENGINE)
         distinct = zip(*(column[first].tolist() for column in columns), strict=True)
         label_of, size_of = label.tolist(), sizes.tolist()
         numbers = [
-            self._number((operation, size, label_of[slot], size_of[slot], copied))
-            for operation, size, slot, copied in distinct
+            self._number((operation, size, label_of[slot], size_of[slot], flags & _COPY_ENGINE))
+            for operation, size, slot, flags in distinct
         ]
         found = [self.distinct[number] for number in numbers]
         given = table.duration[rows]

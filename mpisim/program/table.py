@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..base.errors import ProgramError
 from ..base.frozen import frozen
 from ..base.kinds import Flag, Kind, Operation, Phase
-from ._core.columns import communications_by_slot, sum_of_sizes
+from ._core.columns import communications_by_slot, counts_below, sum_of_sizes
 
 __all__ = ["COLUMNS", "UNPRICED", "Table"]
 
@@ -217,9 +217,8 @@ class Table:
 
     def operations_below(self, row: int) -> NDArray[np.int64]:
         """Return the number of communications on each slot before a row, shape (n_slots,)."""
-        rows = self._communications.rows
-        slots = self.slot[rows[: np.searchsorted(rows, row)]]
-        return np.bincount(slots, minlength=self.n_slots).astype(np.int64)
+        found: NDArray[np.int64] = counts_below(self.communications, self.slot, self.n_slots, row)
+        return found
 
     def rows_on(self, slot: int) -> NDArray[np.intp]:
         """Return the rows that communicate on a slot, in order; none beyond `n_slots`."""

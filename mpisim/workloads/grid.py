@@ -188,6 +188,11 @@ class Groups:
     grid : Grid
     zero_group : int, optional
         Ranks of one sharding group; all of dp if not given.
+
+    Attributes
+    ----------
+    sizes : mapping of str to int
+        Members of each group, by name.
     """
 
     def __init__(self, grid: Grid, zero_group: int | None = None) -> None:
@@ -227,11 +232,9 @@ class Groups:
         copy[self._members["replica"]] = np.arange(self._members["replica"].shape[1])
         copies = int(copy.max()) + 1
         self._members["instance"] = np.argsort(copy, kind="stable").reshape(copies, -1)
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Members of each group, by name."""
-        return {name: members.shape[1] for name, members in self._members.items()}
+        self.sizes: Mapping[str, int] = {
+            name: members.shape[1] for name, members in self._members.items()
+        }
 
     def members(self, name: str) -> Ranks:
         """Return the groups of one name, shape (n_groups, size)."""

@@ -16,6 +16,39 @@ cdef int64_t UNBOUND = np.iinfo(np.int64).max // 4
 cdef int IS_HOST_WAIT = IS_HOST + 1
 
 
+def last_forwards(table, int64_t forward, int64_t micro_batches):
+    """Return the first rows on the device of the last forward, and of the one a round before.
+
+    Parameters
+    ----------
+    table : Table
+    forward : int
+        The phase.
+    micro_batches : int
+        Of a round.
+
+    Returns
+    -------
+    (int, int)
+        That of the earlier one first; -1: there is none.
+    """
+    cdef const uint8_t[::1] kind = table.kind, phase = table.phase
+    cdef const int16_t[::1] micro_batch = table.micro_batch
+    cdef Py_ssize_t n = kind.shape[0], row, first = -1, second = -1
+    cdef int64_t last = 0
+    with nogil:
+        for row in range(n):
+            if kind[row] <= IS_RECV and phase[row] == forward:
+                last = max(last, micro_batch[row])
+        for row in range(n - 1, -1, -1):
+            if kind[row] <= IS_RECV and phase[row] == forward and micro_batch[row] >= 0:
+                if micro_batch[row] == last - micro_batches:
+                    first = row
+                if micro_batch[row] == last:
+                    second = row
+    return first, second
+
+
 cdef class Columns:
     """Columns of a table, and the times of its rows in a run.
 

@@ -7,7 +7,7 @@ Callers are trusted: no index is checked.
 
 import numpy as np
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
@@ -58,6 +58,62 @@ def distinct_rows(const int64_t[:, ::1] rows):
             if number[at] < 0:
                 number[at] = n_kinds
                 first[n_kinds] = i
+                n_kinds += 1
+            kind[i] = number[at]
+    return firsts[:n_kinds].copy(), kinds
+
+
+def distinct_communications(
+    const int64_t[::1] rows,
+    const uint8_t[::1] operation,
+    const int64_t[::1] size,
+    const int32_t[::1] slot,
+    const uint8_t[::1] flags,
+    uint8_t mask,
+):
+    """Find the communications of a table that differ in operation, bytes, slot or some flags.
+
+    Parameters
+    ----------
+    rows : int64, shape (m,)
+        Communications.
+    operation, size, slot, flags : shape (n,)
+        Of all rows.
+    mask : int
+        Flags that count.
+
+    Returns
+    -------
+    first : int64, shape (k,)
+        The row of the first of each kind, in the order of `rows`.
+    kind : int64, shape (m,)
+        The entry of `first` that each is as.
+    """
+    cdef Py_ssize_t m = rows.shape[0], i
+    cdef int64_t row, other, n_kinds = 0
+    cdef uint64_t places = 16, at
+    while places < <uint64_t>(2 * m):
+        places *= 2
+    firsts, kinds = np.empty(m, np.int64), np.empty(m, np.int64)
+    cdef int64_t[::1] first = firsts, kind = kinds
+    cdef int64_t[::1] number = np.full(places, -1, np.int64)
+    with nogil:
+        for i in range(m):
+            row = rows[i]
+            at = mix(mix(<uint64_t>size[row]) + <uint64_t>slot[row] * GOLDEN + operation[row])
+            at &= places - 1
+            while number[at] >= 0:
+                other = first[number[at]]
+                if (
+                    operation[row] == operation[other] and size[row] == size[other]
+                    and slot[row] == slot[other]
+                    and (flags[row] ^ flags[other]) & mask == 0
+                ):
+                    break
+                at = (at + 1) & (places - 1)
+            if number[at] < 0:
+                number[at] = n_kinds
+                first[n_kinds] = row
                 n_kinds += 1
             kind[i] = number[at]
     return firsts[:n_kinds].copy(), kinds

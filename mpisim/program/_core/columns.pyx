@@ -64,6 +64,33 @@ def communications_by_slot(
     return rows_array, order_array, found[0], found[1], found[2]
 
 
+def counts_below(
+    const int64_t[::1] rows, const int32_t[::1] slot, Py_ssize_t n_slots, int64_t end
+):
+    """Count the communications of each slot that stand before a row.
+
+    Parameters
+    ----------
+    rows : int64, shape (m,)
+        Communications, ascending.
+    slot : int32, shape (n,)
+        Of all rows.
+    n_slots, end : int
+
+    Returns
+    -------
+    int64, shape (n_slots,)
+    """
+    found = np.zeros(n_slots, np.int64)
+    cdef int64_t[::1] count = found
+    cdef Py_ssize_t i = 0
+    with nogil:
+        while i < rows.shape[0] and rows[i] < end:
+            count[slot[rows[i]]] += 1
+            i += 1
+    return found
+
+
 def sum_of_sizes(
     const int64_t[::1] one, const int64_t[::1] two,
     const int64_t[::1] three, const int64_t[::1] four,
