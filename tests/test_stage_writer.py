@@ -10,7 +10,7 @@ from plans import GPT_STEP, plan_text
 
 from mpisim.experiment import load, read
 from mpisim.kernels import Roofline, find_gpu
-from mpisim.program import COLUMNS, Kind, Table
+from mpisim.program import COLUMNS, Table
 from mpisim.simulate import simulate
 from mpisim.workloads import Workload, lay_out, training_step
 from mpisim.workloads.blocks import BlockBuilder, BlockMark
@@ -192,30 +192,3 @@ def test_chunks_that_share_operators_agree_on_the_messages_between_them(tmp_path
         """
     )
     assert simulate(load(file)[1]) is not None
-
-
-def test_overlapped_passes_leave_gradients_of_weights_for_beside_their_messages() -> None:
-    """Each comes once, and of a chunk's first layer after what both passes send."""
-    text = GPT_STEP.format(
-        model="experts = 4\ntopk = 2\nmoe_ffn_hidden = 64",
-        plan=plan_text(
-            'pp = 2\nvpp = 2\nep = 2\nglobal_batch = 16\nschedule = "interleaved"\nzero = 1\n'
-            "overlap_ep = true"
-        ),
-    )
-    found = training_step(lay_out(read(text, "test.toml"), 8), Roofline(find_gpu("h100-sxm")))
-    table = found.program.table_of(0)
-    rows = [found.program.names[name] for name in table.name]
-    places = [i for i, name in enumerate(rows) if name == "qkv weight gradient"]
-    of = [(int(table.layer[i]), int(table.micro_batch[i])) for i in places]
-    assert len(of) == len(set(of)) == rows.count("qkv")
-    kernels = table.kind == Kind.KERNEL
-    delayed = [
-        layer
-        for i, (layer, _) in zip(places, of, strict=True)
-        if "send gradient" in rows[i - 8 : i] and "qkv input gradient" not in rows[i - 8 : i]
-    ]
-    assert delayed
-    assert set(delayed) == {4}  # the first of the second chunk; before that of the first, embedding
-    sent = [i for i, name in enumerate(rows) if name == "send gradient"]
-    assert any(kernels[i + 1] and "weight gradient" in rows[i + 1] for i in sent)

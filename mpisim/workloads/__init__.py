@@ -32,8 +32,6 @@ To be read in this order; each module uses only those above it:
     Blocks → table.
 `messages`
     Blocks of the messages between stages.
-`delayed_gradients`
-    Gradients of weights that overlapped passes leave for beside their messages.
 `recomputation`
     Layers and operators that run again in the backward pass, and the results that are kept.
 `data_parallel`

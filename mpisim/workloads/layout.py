@@ -56,10 +56,6 @@ class ModelChunk:
         """Number of layers that are neither embedding nor head."""
         return sum(number >= 0 for number in self.numbers)
 
-    def numbers_from(self, first: int) -> tuple[int, ...]:
-        """Return the numbers of the layers, counted from a block; -1 for embedding and head."""
-        return tuple(n - first if n >= 0 else -1 for n in self.numbers)
-
 
 @frozen
 class Layout:

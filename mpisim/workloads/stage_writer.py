@@ -41,7 +41,6 @@ from .block_cache import BlockCache, Slots
 from .block_rows import RowBlock
 from .blocks import BlockBuilder
 from .data_parallel import PassPoint, make_strategy
-from .delayed_gradients import attention_part, write_all_but_delayed, write_delayed
 from .grid import Groups
 from .host import host_of
 from .input_pipeline import loads_images, write_input, write_wait
@@ -200,7 +199,7 @@ class StageWriter:
             tuple(
                 (
                     tuple((layer.operators, layer.role) for layer in chunk.layers),
-                    chunk.numbers_from(first),
+                    _relative(chunk, first),
                 )
                 for chunk in chunks
             ),
@@ -311,17 +310,24 @@ class StageWriter:
     # --- blocks of passes -------------------------------------------------------------------------
 
     def _delayed_gradients(self, passes: Sequence[Pass]) -> tuple[RowBlock, tuple[int, ...]] | None:
-        """Return what overlapped passes leave for beside their messages, and which of them does."""
+        """Return what two passes that overlap leave for beside their messages, if anything.
+
+        The gradients of the attention's weights in the backward's last layer ("Delay the last
+        attn_dw", model_chunk_schedule_plan.py; ``delay_wgrad_compute``), and which pass is meant.
+        """
         if not self._delays(passes):
             return None
         number = next(i for i, each in enumerate(passes) if each.phase is Phase.BACKWARD)
-        key = "delayed", passes[number]
+        what = passes[number]
+        key = "delayed", what
         if key not in self._blocks:
-            chunk = self._chunks[passes[number].chunk]
+            chunk = self._chunks[what.chunk]
             first = _first_block([chunk])
             builder = self._builder()
-            builder.tags(phase=Phase.BACKWARD, layer=chunk.numbers_from(first)[0])
-            write_delayed(builder, chunk.layers[0].operators)
+            builder.tags(phase=what.phase, layer=_relative(chunk, first)[0])
+            operators = chunk.layers[0].operators
+            for _ in builder.write_operators(operators[: _router(operators)][::-1], "weight"):
+                pass
             self._blocks[key] = builder.done(first)
         return self._blocks[key], (number,)
 
@@ -334,7 +340,7 @@ class StageWriter:
         backward = next(each for each in passes if each.phase is not Phase.FORWARD)
         if backward.part != "all" or self._recomputes[backward.chunk][0]:
             return False
-        return attention_part(self._chunks[backward.chunk].layers[0].operators) > 0
+        return _router(self._chunks[backward.chunk].layers[0].operators) > 0
 
     def _block(self, passes: Sequence[Pass]) -> RowBlock:
         """Return the block of one pass, or of two that overlap: where one waits, the other runs.
@@ -352,7 +358,7 @@ class StageWriter:
                 each.phase,
                 each.part,
                 tuple(layer.operators for layer in chunk.layers),
-                chunk.numbers_from(first),
+                _relative(chunk, first),
                 tuple(recomputed_layers(self._plan, chunk.numbers)),
                 delays,
             )
@@ -376,8 +382,10 @@ class StageWriter:
     def _write(self, passes: Sequence[Pass], first: int) -> RowBlock:
         """Write passes that alternate, with layers counted from the block `first` of the model.
 
-        The backward begins, and passes change at exchanges of tokens alone, as in Megatron-LM
-        (``megatron/core/models/common/model_chunk_schedule_plan.py``).
+        The backward begins, and passes change at exchanges of tokens alone (Megatron-LM,
+        ``megatron/core/models/common/model_chunk_schedule_plan.py``): its gradients go to the
+        experts beside the forward's attention, the forward's tokens beside its experts, and both
+        ways back beside the forward's experts and its own attention.
         """
         builder = self._builder(self._cache if len(passes) == 1 else None)
         turns = sorted(enumerate(passes), key=lambda turn: turn[1].phase is Phase.FORWARD)
@@ -395,14 +403,13 @@ class StageWriter:
     ) -> Iterator[None]:
         """Write a pass; yield where its next kernel waits for an exchange of tokens."""
         builder.tags(phase=what.phase)
-        numbers = self._chunks[what.chunk].numbers_from(first)
+        numbers = _relative(self._chunks[what.chunk], first)
         write = self._forward if what.phase is Phase.FORWARD else self._backward
         for alike in self._alike(what):
             for i, layer in enumerate(alike):
                 if delays and layer == 0 and what.phase is Phase.BACKWARD:
                     builder.tags(layer=numbers[layer])
-                    operators = self._chunks[what.chunk].layers[0].operators
-                    yield from write_all_but_delayed(builder, operators)
+                    yield from self._backward_but_delayed(builder, what)
                     continue
                 before = builder.mark() if i == 1 and len(alike) > 2 else None
                 builder.tags(layer=numbers[layer])
@@ -474,6 +481,16 @@ class StageWriter:
         if weights:
             strategy.after_backward(at)
 
+    def _backward_but_delayed(self, builder: BlockBuilder, what: Pass) -> Iterator[None]:
+        """Write the backward of a chunk's first layer but for `_delayed_gradients`."""
+        operators, strategy = self._chunks[what.chunk].layers[0].operators, self._strategy
+        at = PassPoint(builder, what.chunk, 0, what.edge)
+        strategy.before_backward(at)
+        router = _router(operators)
+        yield from builder.write_operators(operators[router:][::-1], "all")
+        yield from builder.write_operators(operators[:router][::-1], "input")
+        strategy.after_backward(at)
+
     @property
     def _recomputes_selectively(self) -> bool:
         return self._plan.recompute.granularity == "selective"
@@ -490,9 +507,19 @@ class StageWriter:
         builder.tags(phase=Phase.BACKWARD)
 
 
+def _router(operators: Sequence[Operator]) -> int:
+    """Return how many operators come before the router of a layer; 0 if it has none."""
+    return next((i for i, each in enumerate(operators) if each.name == "router"), 0)
+
+
 def _first_block(chunks: Sequence[ModelChunk]) -> int:
     """Return the lowest number of a block that any of the chunks holds; 0 if none does."""
     return min((n for chunk in chunks for n in chunk.numbers if n >= 0), default=0)
+
+
+def _relative(chunk: ModelChunk, first: int) -> tuple[int, ...]:
+    """Return the numbers of a chunk's layers, counted from a block; -1 for embedding and head."""
+    return tuple(n - first if n >= 0 else -1 for n in chunk.numbers)
 
 
 # --- actions --------------------------------------------------------------------------------------
