@@ -153,42 +153,30 @@ class PipelineMessages:
         self.overlap, self.synchronous, self._builder = overlap, synchronous, builder
         self._any = any(message for both in messages.values() for message in both)
         self._blocks: dict[tuple[tuple[_Message, ...], int], RowBlock] = {}
-        self._batches: dict[tuple[Kinds, Kinds, bool], list[Batch]] = {}
+        self._batches: dict[tuple[Kinds, Kinds], list[Batch]] = {}
 
     @property
     def joins_turns(self) -> bool:
         """Whether a forward and the backward behind it may be one unit."""
         return not self.overlap and self.chunks > 1
 
-    @property
-    def beside_kernels(self) -> bool:
-        """Whether there are messages, and they overlap with kernels."""
-        return self._any and self.overlap
-
-    def between(
-        self, before: Sequence[Action], after: Sequence[Action], *, beside: bool = False
-    ) -> list[Batch]:
+    def between(self, before: Sequence[Action], after: Sequence[Action]) -> list[Batch]:
         """Return the blocks of messages between two units, with the action of each message.
 
         Parameters
         ----------
         before, after : sequence of Action
             All actions of each unit; none before the first and after the last.
-        beside : bool
-            Whether a block of kernels stands between what is sent and what is received, beside
-            which both are under way.
         """
         if not self._any:
             return []
-        kinds = _kinds_of(before), _kinds_of(after), beside
+        kinds = _kinds_of(before), _kinds_of(after)
         batches = self._batches.get(kinds)
         if batches is None:
-            batches = self._batches[kinds] = self._batched(before, after, beside)
+            batches = self._batches[kinds] = self._batched(before, after)
         return batches
 
-    def _batched(
-        self, before: Sequence[Action], after: Sequence[Action], beside: bool
-    ) -> list[Batch]:
+    def _batched(self, before: Sequence[Action], after: Sequence[Action]) -> list[Batch]:
         """Return the messages between units of these phases and chunks, batch by batch."""
         messages = [*map(self._sent, before), *map(self._received, after)]
         actions = (*before, *after)
@@ -201,7 +189,7 @@ class PipelineMessages:
             (
                 self._block(
                     tuple(message for message, _ in batch),
-                    LAST if actions[batch[0][1]].phase in phases and not beside else BEFORE,
+                    LAST if actions[batch[0][1]].phase in phases else BEFORE,
                 ),
                 tuple(i for _, i in batch),
             )

@@ -274,15 +274,7 @@ class StageWriter:
         for before, after in units.steps:
             found: list[tuple[RowBlock, tuple[int, ...]]] = []
             own = [actions[i] for turn in after for i in turn]
-            last = [_pass(actions[i], bool(units.edge[i])) for i in before]
-            delayed = self._delayed_gradients(last)
-            messages = self._messages.between(
-                [actions[i] for i in before], own, beside=delayed is not None
-            )
-            if delayed is not None:
-                sends = sum(sources[0] < len(before) for _, sources in messages)
-                messages = [*messages[:sends], delayed, *messages[sends:]]
-            found += messages
+            found += self._messages.between([actions[i] for i in before], own)
             at = len(before)
             for turn in after:
                 passes = [_pass(actions[i], bool(units.edge[i])) for i in turn]
@@ -309,39 +301,6 @@ class StageWriter:
 
     # --- blocks of passes -------------------------------------------------------------------------
 
-    def _delayed_gradients(self, passes: Sequence[Pass]) -> tuple[RowBlock, tuple[int, ...]] | None:
-        """Return what two passes that overlap leave for beside their messages, if anything.
-
-        The gradients of the attention's weights in the backward's last layer ("Delay the last
-        attn_dw", model_chunk_schedule_plan.py; ``delay_wgrad_compute``), and which pass is meant.
-        """
-        if not self._delays(passes):
-            return None
-        number = next(i for i, each in enumerate(passes) if each.phase is Phase.BACKWARD)
-        what = passes[number]
-        key = "delayed", what
-        if key not in self._blocks:
-            chunk = self._chunks[what.chunk]
-            first = _first_block([chunk])
-            builder = self._builder()
-            builder.tags(phase=what.phase, layer=_relative(chunk, first)[0])
-            operators = chunk.layers[0].operators
-            for _ in builder.write_operators(operators[: _router(operators)][::-1], "weight"):
-                pass
-            self._blocks[key] = builder.done(first)
-        return self._blocks[key], (number,)
-
-    def _delays(self, passes: Sequence[Pass]) -> bool:
-        """Whether of passes that overlap some gradients of weights come beside their messages."""
-        if len(passes) < 2 or not (self._plan.overlap.ep and self._messages.beside_kernels):
-            return False
-        if any(map(self._is_written_into, passes)) or self._recomputes_selectively:
-            return False
-        backward = next(each for each in passes if each.phase is not Phase.FORWARD)
-        if backward.part != "all" or self._recomputes[backward.chunk][0]:
-            return False
-        return _router(self._chunks[backward.chunk].layers[0].operators) > 0
-
     def _block(self, passes: Sequence[Pass]) -> RowBlock:
         """Return the block of one pass, or of two that overlap: where one waits, the other runs.
 
@@ -352,7 +311,6 @@ class StageWriter:
         first = _first_block(chunks)
         if any(map(self._is_written_into, passes)):
             return self._write(passes, first)
-        delays = self._delays(passes)
         described = tuple(
             (
                 each.phase,
@@ -360,7 +318,6 @@ class StageWriter:
                 tuple(layer.operators for layer in chunk.layers),
                 _relative(chunk, first),
                 tuple(recomputed_layers(self._plan, chunk.numbers)),
-                delays,
             )
             for each, chunk in zip(passes, chunks, strict=True)
         )
@@ -380,17 +337,11 @@ class StageWriter:
         return what.edge and (strategy.writes_in_first if forward else strategy.writes_in_last)
 
     def _write(self, passes: Sequence[Pass], first: int) -> RowBlock:
-        """Write passes that alternate, with layers counted from the block `first` of the model.
-
-        The backward begins, and passes change at exchanges of tokens alone (Megatron-LM,
-        ``megatron/core/models/common/model_chunk_schedule_plan.py``): its gradients go to the
-        experts beside the forward's attention, the forward's tokens beside its experts, and both
-        ways back beside the forward's experts and its own attention.
-        """
+        """Write passes that alternate, with layers counted from the block `first` of the model."""
         builder = self._builder(self._cache if len(passes) == 1 else None)
-        turns = sorted(enumerate(passes), key=lambda turn: turn[1].phase is Phase.FORWARD)
-        delays = self._delays(passes)
-        running = {number: self._write_pass(builder, each, first, delays) for number, each in turns}
+        running = {
+            number: self._write_pass(builder, each, first) for number, each in enumerate(passes)
+        }
         while running:
             for number, writing in list(running.items()):
                 builder.select_pass(number)
@@ -398,19 +349,13 @@ class StageWriter:
                     del running[number]
         return builder.done(first)
 
-    def _write_pass(
-        self, builder: BlockBuilder, what: Pass, first: int, delays: bool
-    ) -> Iterator[None]:
-        """Write a pass; yield where its next kernel waits for an exchange of tokens."""
+    def _write_pass(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
+        """Write a pass; yield where its next kernel has to wait for a communication."""
         builder.tags(phase=what.phase)
         numbers = _relative(self._chunks[what.chunk], first)
         write = self._forward if what.phase is Phase.FORWARD else self._backward
         for alike in self._alike(what):
             for i, layer in enumerate(alike):
-                if delays and layer == 0 and what.phase is Phase.BACKWARD:
-                    builder.tags(layer=numbers[layer])
-                    yield from self._backward_but_delayed(builder, what)
-                    continue
                 before = builder.mark() if i == 1 and len(alike) > 2 else None
                 builder.tags(layer=numbers[layer])
                 yield from write(builder, what, layer)
@@ -481,16 +426,6 @@ class StageWriter:
         if weights:
             strategy.after_backward(at)
 
-    def _backward_but_delayed(self, builder: BlockBuilder, what: Pass) -> Iterator[None]:
-        """Write the backward of a chunk's first layer but for `_delayed_gradients`."""
-        operators, strategy = self._chunks[what.chunk].layers[0].operators, self._strategy
-        at = PassPoint(builder, what.chunk, 0, what.edge)
-        strategy.before_backward(at)
-        router = _router(operators)
-        yield from builder.write_operators(operators[router:][::-1], "all")
-        yield from builder.write_operators(operators[:router][::-1], "input")
-        strategy.after_backward(at)
-
     @property
     def _recomputes_selectively(self) -> bool:
         return self._plan.recompute.granularity == "selective"
@@ -505,11 +440,6 @@ class StageWriter:
         builder.tags(phase=Phase.RECOMPUTE)
         yield from builder.write_operators(operators, "forward")
         builder.tags(phase=Phase.BACKWARD)
-
-
-def _router(operators: Sequence[Operator]) -> int:
-    """Return how many operators come before the router of a layer; 0 if it has none."""
-    return next((i for i, each in enumerate(operators) if each.name == "router"), 0)
 
 
 def _first_block(chunks: Sequence[ModelChunk]) -> int:

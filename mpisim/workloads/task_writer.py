@@ -58,16 +58,12 @@ class TaskWriter:
             pass
 
     def write_in_turn(self, tasks: Sequence[Task]) -> Iterator[None]:
-        """Write as `write` does, and yield where the next kernel waits for an exchange of tokens.
+        """Write as `write` does, and yield where the next kernel has to wait.
 
         At a yield another pass may be selected (`select_pass`), and this one before resuming.
         """
         self._write_deferred()
-        exchanging = False
         for task in tasks:
-            if exchanging and not isinstance(task, Communicate):
-                exchanging = False
-                yield
             if isinstance(task, Compute):
                 if self._pass.exchanging(task.after):
                     yield
@@ -79,9 +75,7 @@ class TaskWriter:
                     row = state.kept.pop(task.kept, row)
                     self.host_wait([row], task.name, host=task.host, tail=task.tail)
             elif self.communicate(task) is not None and not task.token:
-                exchanging = exchanging or _exchanges_tokens(task)
-        if exchanging:
-            yield
+                yield
         self._pass.end_operator()
 
     def append(self, operator: OperatorRows) -> None:
@@ -520,8 +514,3 @@ class TaskWriter:
             duration=self.duration,
             first_layer=first_layer,
         )
-
-
-def _exchanges_tokens(task: Communicate) -> bool:
-    """Whether a communication brings tokens to experts or back."""
-    return task.operation is Operation.ALL_TO_ALL and task.group == "ep"

@@ -174,7 +174,10 @@ def load_balancing(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
             small("router token counts"),
         ]
     forward.append(elementwise(f"{loss} token sums", MAP_ENTRY_BYTES * scores))
-    if s.grid.tp * s.grid.cp > 1:
+    # Of two passes that overlap, the other runs where one waits: in Megatron-LM only at exchanges
+    # of tokens, not at this, which takes some us and is left out there.
+    paired = s.plan.overlap.ep or s.plan.pipeline.schedule == "dualpipe"
+    if s.grid.tp * s.grid.cp > 1 and not paired:
         group = "tp" if s.grid.tp > 1 else "cp"
         forward.append(Communicate(f"{loss} all-reduce", Operation.ALL_REDUCE, group, FP32 * n))
     forward.append(elementwise(f"{loss} probability sums", FP32 * scores))

@@ -36,7 +36,6 @@ multiply and the bytes of all-to-alls grow by the same factor.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from mpisim.kernels.operations import BYTES, Copy, Elementwise
 
@@ -74,8 +73,6 @@ COUNT_COPIES = 4
 """Copies of counts to the CPU: rows sent, rows received, of its tp group, of each expert."""
 COUNT_SUM_KERNELS = 5
 """What each rank sends and gets, and what each of its experts does: four sums, and a copy."""
-TOKEN_MAPS = "token maps"
-"""Token of their all-gather, where it runs beside kernels of another pass."""
 TOP_K_KERNELS = 2
 """Kernels that make the lists of experts that DeepEP takes of the map: the best of each token,
 found, and put in order (PyTorch's `topk`)."""
@@ -290,15 +287,11 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
             forward.append(_small("dispatch notification", s.grid.ep * COUNT_BYTES))
     elif s.grid.ep > 1:
         size = MAP_ENTRY_BYTES * choices * s.grid.ep
-        gather = Communicate("token maps all-gather", Operation.ALL_GATHER, "ep", size)
-        # HybridEP gathers them in its dispatch (`_HybridEPManager`), on the stream of exchanges.
-        forward.append(replace(gather, token=TOKEN_MAPS) if s.plan.overlap.ep else gather)
+        forward.append(Communicate("token maps all-gather", Operation.ALL_GATHER, "ep", size))
         forward.append(
             _token_maps(size) if exchange is None else scan_maps(exchange, s.model.experts)
         )
-    counts = Copy(COUNT_BYTES * (1 + routing.local_experts), "host")
-    needed = () if s.plan.framework.cuda_graphs else (TOKEN_MAPS,)
-    forward.append(Compute(READ_COUNTS, counts, after=needed))
+    forward.append(Compute(READ_COUNTS, Copy(COUNT_BYTES * (1 + routing.local_experts), "host")))
     if sent_size != e:
         forward.append(elementwise("dispatch cast", (e + sent_size) * h * routing.tokens))
     forward = [*capture_steps(s, "moe_preprocess", forward)]
