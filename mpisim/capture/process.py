@@ -213,7 +213,8 @@ def _install_functions(recorder: Recorder) -> None:
     anything.backends.mha.get_fastpath_enabled = lambda: False
 
     # The module that DataParallel calls has the name of its function.
-    sys.modules["torch.nn.parallel.data_parallel"].replicate = replicated  # type: ignore[attr-defined]
+    parallel: Any = sys.modules["torch.nn.parallel.data_parallel"]
+    parallel.replicate = replicated
 
     ctc_loss = torch.ctc_loss
 

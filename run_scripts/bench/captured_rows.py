@@ -129,6 +129,7 @@ def found(row: Row, script: list[str], settings: Settings, keep: Path | None) ->
     cluster = choose(row, settings.source(row), settings).keys["cluster.preset"]
     job = Command(tuple(script), row.integers["num_gpus"], cluster, "auto" if whole else "0")
     peak = PEAKS.get(row.id)
+    assert row.seconds is not None
     return Found(
         row.seconds,
         None if peak is None else packaged("validation/memory.toml")[peak]["reserved"],
