@@ -112,13 +112,14 @@ class CriticalPath:
 # Plain integers: looking up a member of an enumeration costs more than a step of the walk.
 _BY_HOST, _BY_STREAM, _BY_WAIT = int(Binding.HOST), int(Binding.STREAM), int(Binding.WAIT)
 _QUEUE = int(Binding.QUEUE)
-_LAST_WAIT = _QUEUE - 1
+_LAST_WAIT, _NOT_QUEUE = _QUEUE - 1, ~_QUEUE
 _COMMUNICATION, _HOST = int(PieceKind.COMMUNICATION), int(PieceKind.HOST)
 _LAUNCH, _GAP, _START = int(PieceKind.LAUNCH), int(PieceKind.GAP), int(PieceKind.START)
 _OF_KIND = [int(PieceKind.COMPUTE), int(PieceKind.COPY)] + 3 * [_COMMUNICATION]
 """Piece of each `Kind` on the device."""
 _LAST_OF_DEVICE, _WORK = int(Kind.RECV), int(Kind.HOST)
 _EAGER = int(Flag.EAGER)
+_HOLE = "the critical path has a hole"
 
 _MAX_KEPT = 64
 """Number of ranks whose rows a walk keeps: a path alternates between few at a time."""
@@ -200,7 +201,7 @@ def _joined(parts: list[NDArray[np.int64]], names: tuple[str, ...], step_time: i
     kind, rank, row, begin, end, name = pieces.T
     edges = np.concatenate([begin, [max(step_time, 0)]])
     previous_end = np.concatenate([[0], end])
-    assert (edges == previous_end).all(), "the critical path has a hole"
+    assert (edges == previous_end).all(), _HOLE
     return CriticalPath(
         kind=kind.astype(np.uint8),
         rank=rank.astype(np.int32),
@@ -324,45 +325,68 @@ class _Walk:
 
     def _at_end(self) -> _Step | None:
         """At the end of a kernel."""
-        rows, row = self.rows, self.row
-        if rows.last[row] > row:  # the first of those of its rows that end last
-            row += int(np.argmax(rows.ends[row : rows.last[row] + 1]))
-        piece = _OF_KIND[rows.kind[row]]
-        self._add(piece, row, rows.wire[row], rows.end[row])
-        if piece == _COMMUNICATION and not rows.flags[row] & _EAGER:
-            slot, k = rows.slot[row], rows.ordinal[row]
-            if self.arrivals is None:
-                last = rows.arrived_last[bisect_left(rows.meeting, row)]
-            else:
-                last = self.arrivals.last(self.bound[slot], k, rows.wire[row])
-            if last != self.rank:
-                self.at = _Arrival(last, self.bound[slot], k)
-                return None
-        return self._at_ready
+        return self._over_kernels(at_end=True)
 
-    def _at_ready(self) -> _Step:
+    def _at_ready(self) -> _Step | None:
         """At the ready time of a kernel."""
-        rows, row = self.rows, self.row
-        ready, binding = rows.begin[row], rows.binding[row] & ~_QUEUE
-        if binding != _BY_HOST:
-            ended = ready - rows.gap[row]
+        return self._over_kernels(at_end=False)
+
+    def _over_kernels(self, at_end: bool) -> _Step | None:
+        """From the end or ready time of a kernel back over those before it, to a call or a rank."""
+        rows, row, time = self.rows, self.row, self.time
+        kind, flags, last, stream_row = rows.kind, rows.flags, rows.last, rows.stream_row
+        wire, end, begin, binding, gap = rows.wire, rows.end, rows.begin, rows.binding, rows.gap
+        # As `_add`, which would be called twice a kernel.
+        add_kind, add_row, add_begin = self.kind.append, self.piece_row.append, self.begin.append
+        while True:
+            if at_end:
+                ends_last = row
+                if last[row] > row:  # the first of those of its rows that end last
+                    ends_last += int(np.argmax(rows.ends[row : last[row] + 1]))
+                piece, started = _OF_KIND[kind[ends_last]], wire[ends_last]
+                assert end[ends_last] >= time, _HOLE
+                if started < time:
+                    time = started if started > 0 else 0
+                    add_kind(piece)
+                    add_row(ends_last)
+                    add_begin(time)
+                if piece == _COMMUNICATION and not flags[ends_last] & _EAGER:
+                    slot, k = rows.slot[ends_last], rows.ordinal[ends_last]
+                    if self.arrivals is None:
+                        arrived = rows.arrived_last[bisect_left(rows.meeting, ends_last)]
+                    else:
+                        arrived = self.arrivals.last(self.bound[slot], k, started)
+                    if arrived != self.rank:
+                        self.at, self.time = _Arrival(arrived, self.bound[slot], k), time
+                        return None
+                if not time:
+                    break
+            at_end = True
+            ready, cause = begin[row], binding[row] & _NOT_QUEUE
+            if cause == _BY_HOST:
+                self.row, self.time, self.clock = row, time, ready - rows.launch[row]
+                self._add(_LAUNCH, row, self.clock, ready)
+                return self._at_call
+            ended = ready - gap[row]
             if ended < ready:
-                self._add(_GAP, row, ended, ready)
-            if binding == _BY_STREAM:
-                self.row = rows.stream_row[row]
-            else:
-                self.row = self._awaited(row, binding, ended)
-            return self._at_end
-        self.clock = ready - rows.launch[row]
-        self._add(_LAUNCH, row, self.clock, ready)
-        return self._at_call
+                assert ready >= time, _HOLE
+                if ended < time:
+                    time = ended if ended > 0 else 0
+                    add_kind(_GAP)
+                    add_row(row)
+                    add_begin(time)
+            if not time:
+                break
+            row = stream_row[row] if cause == _BY_STREAM else self._awaited(row, cause, ended)
+        self.time = 0
+        return None
 
     def _at_call(self) -> _Step:
         """On the CPU, at `clock`, just before it calls a kernel; back over the calls before it."""
         rows, row, clock, time = self.rows, self.row, self.clock, self.time
         binding, kind, first = rows.binding, rows.kind, rows.first
         host, launch_cost = rows.host, rows.launch_cost
-        assert clock >= time, "the critical path has a hole"
+        assert clock >= time, _HOLE
         # As `_add`, which would be called twice a row.
         found: list[int] = []
         begins: list[int] = []
@@ -430,7 +454,7 @@ class _Walk:
     def _add(self, kind: int, row: int, begin: int, end: int) -> None:
         """Add a piece, cut to the time that is not covered yet."""
         time = self.time
-        assert end >= time, "the critical path has a hole"
+        assert end >= time, _HOLE
         if begin < time:
             self.time = begin = max(begin, 0)
             self.kind.append(kind)
