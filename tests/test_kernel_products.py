@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpisim.data import path as packaged_path
 from mpisim.kernels import find_gpu
-from mpisim.kernels.analytical import Analytical, Formula, formula_of, stack_columns
+from mpisim.kernels.analytical import Analytical, Formula, formula_of, stack_columns, tiles
 from mpisim.kernels.analytical.formula import PIPELINED, divided_overlap
 from mpisim.kernels.analytical.tiles import (
     Tiling,
@@ -309,6 +309,31 @@ class TestGemm:
             errors.append(found / (us - launches) - 1)
         assert max(map(abs, errors)) < 0.5
         assert np.mean(np.abs(errors)) < 0.3
+
+    def test_measured_products_fill_the_gpu(
+        self, shared: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The figures of docs/kernels.md: mean errors with launches, divided as before and now."""
+        path = shared / "groundtruth" / "kernels" / "neusight_matmul_train_subset.csv"
+        formula = formula_of("gemm")
+        before: list[float] = []
+        now: list[float] = []
+        for rows in read(path)[0]:
+            if rows.op[0] != "linear":
+                continue
+            table = Analytical(find_gpu(rows.gpu), alone=True).look_up("gemm", "fp32")
+            host = rows.launched * (table.launch + table.growth * rows.elapsed)
+            given = rows.columns, gpu_parameters(rows.gpu), table.constants
+            divided = formula.seconds(*given)
+            with monkeypatch.context() as patch:
+                patch.setattr(tiles, "LEAST_GAIN", math.inf)
+                undivided = formula.seconds(*given)
+            moved = np.abs(divided / undivided - 1) > 1e-9
+            for errors, seconds in ((before, undivided), (now, divided)):
+                errors.extend(np.abs((seconds + host) / rows.seconds - 1)[moved])
+        assert len(now) == 410
+        assert np.mean(before) == pytest.approx(0.93, abs=0.01)
+        assert np.mean(now) == pytest.approx(0.20, abs=0.01)
 
     def test_measured(self, shared: Any) -> None:
         """Constants of the older GPUs' rows for training serve an H100 that no fit has seen."""
