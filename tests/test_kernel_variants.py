@@ -6,7 +6,7 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -14,7 +14,7 @@ from mpisim.base.errors import InputError
 from mpisim.base.presets import packaged
 from mpisim.kernels import Roofline, find_gpu
 from mpisim.kernels.analytical import Analytical
-from mpisim.kernels.analytical.families import FORMULAS, VARIANTS
+from mpisim.kernels.analytical.families import FORMULAS, VARIANTS, KernelVariant
 from mpisim.kernels.measured.formats import COLLECTED_FAMILIES
 from mpisim.kernels.numbers import FILE, quantity
 from mpisim.kernels.operations import Attention, Elementwise, Gemm, Kernel, Norm
@@ -58,9 +58,33 @@ def test_a_ratio_of_the_rate_leaves_memory() -> None:
         ]
         for kernel in (wide, long)
     ]
-    ratio = VARIANTS["gemm_single_words"].ratio["any"].si
+    ratio = VARIANTS["gemm_single_words"].ratio["ampere"].si
     assert took[0][1] / took[0][0] == pytest.approx(ratio, rel=0.02)
     assert took[1][1] / took[1][0] < 1.3
+
+
+def test_rows_of_an_odd_length_on_other_architectures_take_the_time_of_aligned_ones() -> None:
+    model = Analytical(find_gpu("h100-sxm"))
+    kernel = Gemm(8192, 8192, 8192, dtype="tf32", output="fp32")
+    aligned, odd = model.estimate(kernel), model.estimate(replace(kernel, variant="single_words"))
+    assert odd.duration == aligned.duration
+    assert odd.error > max(aligned.error, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"of_rate": True}, "'of_rate' needs a ratio by architecture"),
+        ({"of_rate": True, "ratio": ("forward", "backward")}, "'of_rate' needs a ratio"),
+        ({"ratio": ("ampere",)}, "'ratio' has no 'any'"),
+        ({"ratio": ("forward", "any")}, "it needs 'forward' and 'backward' alone"),
+    ],
+)
+def test_ratios_that_no_formula_can_take_are_refused(keys: dict[str, Any], says: str) -> None:
+    one = quantity("own_kernels")
+    ratio = dict.fromkeys(keys.get("ratio", ()), one)
+    with pytest.raises(InputError, match=says):
+        KernelVariant("gemm", 0.1, "guess", **{**keys, "ratio": ratio})
 
 
 def test_variants_are_kernels_of_their_own() -> None:

@@ -84,12 +84,16 @@ STEP = number("reduction_step")
 JOIN = number("reduction_join")
 
 WARP_LOADS, RUN_LOADS = 2, 6
-"""Loads one after another of a warp beside its rows: of an output its offsets and its indices; of a
-run its place, its first lookup, its table, its lookups, and where the row and its state lie."""
+"""Loads one after another of a warp beside its rows, as counted in FBGEMM's code: of an output its
+offsets and its indices; of a run its place, its first lookup, its table, its lookups, and where the
+row and its state lie (fbgemm_gpu/codegen/training/backward of github:pytorch/FBGEMM at 0172dcc1,
+embedding_backward_split_kernel_warp_template.cu: ``sorted_linear_indices_run``, ``sorted_infos``,
+``hash_size_cumsum``, then ``compute_grad_sum`` and the update of the table)."""
 LONG_RUN = 32
-"""Equal indices from which on a block adds them up (``max_segment_length_per_warp``)."""
+"""Equal indices from which on a block adds them up: ``max_segment_length_per_warp`` of
+embedding_backward_split_host_template.cpp in the same folder. ROCm's 64 is left out."""
 BLOCK_WARPS = 32
-"""Warps of such a block."""
+"""Warps of such a block: 1,024 threads."""
 
 INDEX_BYTES = 8
 

@@ -68,7 +68,8 @@ class KernelVariant:
     keeps_floor : bool
         Whether the ratio is of the time beyond the floor: starting a kernel takes as long as ever.
     of_rate : bool
-        Whether the ratio is of the rate of arithmetic alone: what memory takes stays.
+        Whether the ratio is of the rate of arithmetic alone: what memory takes stays. Such a ratio
+        is by architecture.
     waits : bool
         Whether threads wait for what they read before they go on, so that their instructions are
         not hidden behind memory.
@@ -84,10 +85,18 @@ class KernelVariant:
     of_rate: bool = False
     waits: bool = False
 
+    def __post_init__(self) -> None:
+        if self.of_rate and (self.by_pass or not self.ratio):
+            raise InputError("'of_rate' needs a ratio by architecture: formulas have one rate")
+        if self.ratio and not self.by_pass and ANY not in self.ratio:
+            raise InputError(f"'ratio' has no {ANY!r}, for architectures that are not named")
+        if self.by_pass and set(self.ratio) != {FORWARD, BACKWARD}:
+            raise InputError(f"'ratio' is by pass; it needs {FORWARD!r} and {BACKWARD!r} alone")
+
     @property
     def by_pass(self) -> bool:
         """Whether the ratio differs between forward and backward, not between architectures."""
-        return FORWARD in self.ratio
+        return not {FORWARD, BACKWARD}.isdisjoint(self.ratio)
 
     def formula(self, name: str, base: Formula) -> Formula:
         """Return the variant's formula.
@@ -109,17 +118,20 @@ class KernelVariant:
     def _times_ratio(self, base: Formula) -> Formula:
         ratios = {key: ratio.si for key, ratio in self.ratio.items()}
 
+        def ratio_on(gpu: GpuParameters) -> float:
+            return ratios.get(gpu.family, ratios[ANY])
+
         def ratio_of(columns: Columns, gpu: GpuParameters) -> Any:
             if self.by_pass:
                 return where(columns["backward"] != 0, ratios[BACKWARD], ratios[FORWARD])
-            return ratios.get(gpu.family, ratios[ANY])
+            return ratio_on(gpu)
 
         def columns(kernel: Any) -> dict[str, float | int | str]:
             found = base.columns(kernel)
             return {**found, "backward": int(kernel.backward)} if self.by_pass else found
 
         def slowed(gpu: GpuParameters, constants: Constants) -> Constants:
-            return {**constants, EFFICIENCY: constants[EFFICIENCY] / ratio_of({}, gpu)}
+            return {**constants, EFFICIENCY: constants[EFFICIENCY] / ratio_on(gpu)}
 
         if self.of_rate:
             return replace(

@@ -117,10 +117,8 @@ def _arithmetic(
     batched = BATCHED_TILINGS.get(gpu.family) if cores else None
     if batched is not None and not any_of(batch <= 1):
         tilings = (batched,)
-    tiling = tiling_constants(constants)
-    times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling)
-    floor = constants["floor"]
-    fillings = filling_times(tilings, dtype, m, n, k, batch, gpu, floor=floor, **tiling)
+    times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
+    fillings = filling_times(tilings, dtype, m, n, k, batch, gpu, constants)
     times += [each for each, _ in fillings]
     time = expected_time(times, constants["choice"])
     if batched is not None:

@@ -32,15 +32,6 @@ rows of fewer than 9,217 elements in registers, which is not modelled.) Megatron
 causal mask keeps all rows it takes, up to 2,048 elements, in the registers of a warp
 (scaled_upper_triang_masked_softmax.h).
 
-**Gradients of weights.** Backward, a second kernel sums the gradients of a norm's weights over all
-rows. Blocks of 16 columns and 32 rows of threads load eight rows each at once, and then add up what
-the 32 have (GammaBetaBackwardCUDAKernel of layer_norm_kernel.cu). To what its traffic takes, as
-above, come its start and its waiting:
-
-    floor + max(0, rows / 256 × step × turns - traffic) + join
-
-with ``reduction_step`` and ``reduction_join`` of kernel_numbers.toml, as of sums of columns.
-
 **Norms.** Rows are given to threads as in PyTorch's kernels (layer_norm_kernel.cu of the same
 folder), and for RMS norms as in vLLM's (github:vllm-project/vllm, csrc/layernorm_kernels.cu), whose
 threads load single elements.
@@ -60,15 +51,9 @@ from .formula import (
     Constant,
     Constants,
     Formula,
-    any_of,
-    ceil,
     columns_as_floats,
-    divided_overlap,
-    filled_like,
     maximum,
     minimum,
-    overlapped,
-    where,
 )
 
 __all__ = ["NORM", "SOFTMAX"]
@@ -209,11 +194,6 @@ LAYER_THREADS = 128
 LAYER_VECTOR = 4
 """Threads of a row in PyTorch's layer norm, and elements that each loads at once."""
 
-SUM_COLUMNS, SUM_ROWS, SUM_AT_ONCE = 16, 32, 8
-"""Threads of a block that sums gradients of weights, along a row and down a column, and rows that
-each loads at once."""
-SUM_STEP, SUM_JOIN = number("reduction_step"), number("reduction_join")
-
 MAX_RMS_THREADS = 1024
 """Threads of a row in vLLM's RMS norm, at most."""
 
@@ -240,7 +220,6 @@ def _norm_columns(kernel: Norm) -> dict[str, float | int | str]:
         "steps": steps,
         "passes": passes,
         "unaligned": int(kernel.kind == "rms" and width_bytes % SECTOR_BYTES > 0),
-        "weights": int(kernel.backward and kernel.kind != "batch"),
     }
 
 
@@ -256,34 +235,6 @@ def _norm_threads(kernel: Norm) -> tuple[int, int, int]:
     return LAYER_THREADS, -(-width // (vector * LAYER_THREADS)), 2
 
 
-def _norm_seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
-    """Return the duration of each norm, in seconds."""
-    memory, latency = _terms(columns, gpu, constants)
-    kernels = 1 + columns["weights"]
-    waiting = _weight_waits(columns, gpu, constants)
-    return overlapped(memory, latency, WAITING) + waiting + kernels * constants["floor"]
-
-
-def _norm_shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
-    """Return the durations divided into ``memory``, ``latency`` and ``floor``, in seconds."""
-    memory, latency = divided_overlap(*_terms(columns, gpu, constants), WAITING)
-    floor = filled_like(memory, constants["floor"]) * (1 + columns["weights"])
-    waiting = _weight_waits(columns, gpu, constants)
-    return {"memory": memory, "latency": latency + waiting, "floor": floor}
-
-
-def _weight_waits(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
-    """Return the seconds that sums of weights' gradients wait beyond their traffic."""
-    rows, width = columns_as_floats(columns, "rows", "columns")
-    sums = columns["weights"] != 0
-    if not any_of(sums):
-        return filled_like(rows, 0.0)
-    total = rows * width * columns["swept"]
-    traffic = total * _miss(total, gpu, constants) / (gpu.bandwidth * constants["share"])
-    room = gpu.sms * (gpu.sm_threads // (SUM_COLUMNS * SUM_ROWS))
-    turns = maximum(width / SUM_COLUMNS / room, 1.0)
-    loading = ceil(rows / (SUM_ROWS * SUM_AT_ONCE)) * turns * SUM_STEP
-    return where(sums, maximum(loading - traffic, 0.0) + SUM_JOIN, 0.0)
-
-
-NORM = Formula("norm", CONSTANTS, _norm_columns, _norm_seconds, _norm_shares)
+NORM = Formula.of_two_terms(
+    "norm", CONSTANTS, _norm_columns, _terms, ("memory", "latency"), WAITING
+)

@@ -107,10 +107,11 @@ than the error function, and no other factor has a smaller largest difference.""
 
 LEAST_DEPTH = number("split_depth")
 """Steps of k of a part where parts fill the GPU."""
+LEAST_GAIN = number("split_gain")
+"""Parts that fill the GPU over those of the tilings, from which on a product has them."""
 SUM_STEP = number("reduction_step")
-SUMS_AT_ONCE = 4
-"""Parts that a thread of the adding kernel loads at once: how often compilers unroll a loop of
-unknown length."""
+SUMS_AT_ONCE = number("split_sums_at_once")
+"""Parts that a thread of the adding kernel loads at once."""
 UNAVAILABLE = 1e9
 """Seconds of a division that a kernel does not have: never chosen, and no infinity to divide by."""
 
@@ -194,21 +195,17 @@ def filling_times(
     k: Numbers,
     batch: Numbers,
     gpu: GpuParameters,
-    *,
-    floor: float,
-    efficiency: float,
-    loading: float,
-    prologue: float,
-    **_: float,
+    constants: Constants,
 ) -> list[tuple[Any, Any]]:
     """Return the times of a product that is divided along k into as many parts as fill the GPU.
 
     Parameters
     ----------
-    tilings, dtype, m, n, k, batch, gpu, efficiency, loading, prologue
+    tilings, dtype, m, n, k, batch, gpu
         As for `tiled_times`.
-    floor : float
-        Seconds that starting the kernel takes which adds up the parts.
+    constants : mapping of str to float
+        Of the formula: ``efficiency``, ``loading`` and ``prologue`` as for `tiled_times`, and
+        ``floor``, the seconds that starting the kernel takes which adds up the parts.
 
     Returns
     -------
@@ -217,9 +214,10 @@ def filling_times(
         fill the GPU, and empty if they do for all kernels.
     """
     ceil, _exp, _sqrt, maximum, _least = functions(m)
-    tiles = _tiles(tuple(tilings), *_rates(dtype, gpu, efficiency, loading), prologue)
+    rates = _rates(dtype, gpu, constants["efficiency"], constants["loading"])
+    tiles = _tiles(tuple(tilings), *rates, constants["prologue"])
     finest = min(tiles, key=lambda tile: tile.rows * tile.columns)
-    idle = _filling_parts(finest, m, n, k, batch, gpu) >= 2 * finest.variants[-1][0]
+    idle = _filling_parts(finest, m, n, k, batch, gpu) >= LEAST_GAIN * finest.variants[-1][0]
     found: list[tuple[Any, Any]] = []
     if not any_of(idle):
         return found
@@ -229,7 +227,7 @@ def filling_times(
         parts = maximum(parts, 1.0)
         _split, slope, fixed, _moved = tile.variants[0]
         sums = 8.0 * parts * batch * m * n / gpu.l2_bandwidth
-        adding = sums + ceil(parts / SUMS_AT_ONCE) * SUM_STEP + floor
+        adding = sums + ceil(parts / SUMS_AT_ONCE) * SUM_STEP + constants["floor"]
         time = slope * (k / parts) + fixed + adding
         blocks = parts * ceil(m / tile.rows) * ceil(n / tile.columns) * batch
         found.append((where(more, time, filled_like(time, UNAVAILABLE)), blocks))
@@ -452,12 +450,8 @@ def product_stretch(
     """
     tilings = library_tilings(dtype)
     m, n, k, batch = (np.asarray(each, float) for each in (m, n, k, batch))
-    keys = tiling_constants(constants)
-    times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **keys)
-    floor = constants["floor"]
-    fillings = filling_times(tilings, dtype, m, n, k, batch, gpu, floor=floor, **keys)
-    if not fills:
-        fillings = []
+    times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
+    fillings = filling_times(tilings, dtype, m, n, k, batch, gpu, constants) if fills else []
     alone = np.array([*times, *(time for time, _ in fillings)])
     weights = np.exp((1 - alone / alone.min(axis=0)) / choice) * alone
     tiles = [
