@@ -332,7 +332,7 @@ class Values:
                 count = written(each)
                 if count is not None:
                     self._zeros[each] = count + short.endswith("_")
-        elif first not in self._zeros or self._zeros[first] != written(first) or not results:
+        elif first is None or self._zeros.get(first, -1) != written(first) or not results:
             return
         elif name in _STILL_ZEROS:
             for each in results:
