@@ -119,21 +119,13 @@ part "tests, one process each" pytest -n 3 --dist loadfile --no-loadscope-reorde
 
 # Processes that wait for each other look for messages all the time: nothing runs beside them.
 part "tests, 2 processes" mpirun -n 2 pytest "${quiet[@]}" "$@"
-# What an MPI library can change: its calls of every kind, each made here as the engine, results, exports,
-# the status of runs and groups of processes (samples) make it. What the others compare, each process finds
-# out for itself, or with the same calls: nightly.sh has all.
-calls=()
-for name in engine_digest engine_processes engine_reference export_parts gather job_runs monitor overlap \
-    page_payload parallel processes reductions replay results_reader results_writer samples windows; do
-    [ "$#" -gt 0 ] || calls+=("tests/test_$name.py")
-done
-# What more than two processes can change: the same calls, and how ranks, workers, rows and candidates are
-# placed on processes. nightly.sh has all of this, too.
-placed=()
-for name in contended decentralized e2e fold search search_spaces; do
-    [ "$#" -gt 0 ] || placed+=("tests/test_$name.py")
-done
-part "tests, 4 processes" mpirun -n 4 pytest "${quiet[@]}" "${calls[@]}" "${placed[@]}" "$@"
+# The marker mpi_calls: what an MPI library can change, its calls of every kind, each made there as the
+# engine, results, exports, the status of runs and groups of processes (samples) make it. The marker
+# two_processes: what more than two processes cannot change; how ranks, workers, rows and candidates are
+# placed, they can. A new test has neither, and runs on 4. nightly.sh has all, everywhere.
+calls=() placed=()
+[ "$#" -gt 0 ] || calls=(-m mpi_calls) placed=(-m "not two_processes")
+part "tests, 4 processes" mpirun -n 4 pytest "${quiet[@]}" "${placed[@]}" "$@"
 for mpi in "${found[@]}"; do
     part "tests, $mpi, 2 processes" bash run_scripts/with_mpi.sh "$mpi" \
         mpirun -n 2 pytest "${quiet[@]}" "${calls[@]}" "$@"

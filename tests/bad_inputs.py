@@ -265,6 +265,12 @@ PROGRAMS = [
         lambda f: spoiled(f / "p.h5", "ranks/slots", 2, 9),
     ),
     Bad(
+        "a slot that none binds",
+        RUN,
+        ["@/p.h5: rank 0: table 'table of rank 0' uses 2147483648 communicator slots, 2 are bound"],
+        lambda f: spoiled(f / "p.h5", "rows/slot", 1, 2**31 - 1),
+    ),
+    Bad(
         "negative duration in a program",
         RUN,
         ["@/p.h5: table 'table of rank 0', row 0", "negative"],

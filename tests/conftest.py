@@ -108,11 +108,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.verbose = -2
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Under a launcher, leave unread the files that have no test of several processes."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Under a launcher, leave unread the files that have no test of several processes.
+
+    With one marker asked for (``-m mpi_calls``), those that do not have it, too.
+    """
     if launched_size() == 1 or collection_path.suffix != ".py":
         return None
-    return "mark.mpi" not in collection_path.read_text(encoding="utf-8") or None
+    text, asked = collection_path.read_text(encoding="utf-8"), config.option.markexpr
+    if asked.isidentifier() and f"mark.{asked}" not in text:
+        return True
+    return "mark.mpi" not in text or None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -21,6 +21,8 @@ from mpisim.results.collect import limits
 from mpisim.results.step_parts import PartLayout
 from mpisim.topo.network import ExplainedNetwork
 
+pytestmark = pytest.mark.two_processes
+
 
 def broken_down(run: Run) -> dict[str, list[int]]:
     """Of each class of time, how much each hosted rank had of it, in ps."""

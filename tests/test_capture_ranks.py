@@ -26,7 +26,10 @@ from mpisim.capture.ranks import capture_parts
 from mpisim.capture.recording import ItemKind
 from mpisim.cli import main
 
-pytestmark = pytest.mark.timeout(400)  # each process that is captured loads PyTorch
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.two_processes,
+]  # each process that is captured loads PyTorch
 
 
 @needs_torch

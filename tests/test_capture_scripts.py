@@ -171,6 +171,8 @@ for _ in range(3):
         left = left & ~(full | torch.isin(words[:, -1], end))
         done = left.max() == 0
     assert words.shape == (4, 1 + 2 * most)
+    marks = torch.isin(torch.randint(0, 100, (4, 50), device="cuda"), end)
+    assert marks.any()       # of given tokens, some end a text
     model(words).sum().backward()
     optimizer.step()
 """
@@ -226,6 +228,7 @@ def test_encoders_in_evaluation_and_checks_of_factorizations(tmp_path: Path) -> 
     waits = [item for item in found.items if item.kind is ItemKind.HOST_WAIT]
     assert len(waits) == 1
     assert unknown(found) == {"aten::_linalg_solve_ex"}
+    assert any("without PyTorch's fast path" in line for line in found.replaced)
 
 
 DISTANCES = """

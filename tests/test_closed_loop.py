@@ -25,7 +25,7 @@ from mpisim.replay.what_if import WhatIf, apply_what_if
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.two_processes]
 
 ALONE = launched_size() == 1
 """Several processes are to show that they agree; the examples are for one."""

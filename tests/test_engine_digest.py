@@ -12,6 +12,8 @@ from mpisim.engine import simulate
 from mpisim.engine.digest import hash_ends, summed, summed_over_processes
 from mpisim.program import Communicators, Operation, Program, ProgramBuilder
 
+pytestmark = pytest.mark.mpi_calls
+
 words = st.integers(0, 2**64 - 1)
 
 

@@ -75,6 +75,22 @@ def test_owners_are_spread() -> None:
     assert owned.min() >= 30
 
 
+def test_a_process_lowers_the_tables_of_its_ranks_alone() -> None:
+    builder = ProgramBuilder()
+    for label in ("unused", "first", "nobody's", "second"):
+        rows = builder.table(label)
+        rows.kernel("gemm", 0, 10)
+        builder.add_table(rows.build())
+    for table in (3, 1, 3):
+        builder.add_rank(table)
+    program = builder.build()
+    for plan in distributed(program, [0, 1, 2], 4):  # the last has no rank
+        given = plan.core_input
+        tables = [given.lowered_of(local).table for local in range(len(plan.hosted))]
+        assert tables == [program.table_of(rank) for rank in plan.hosted.tolist()]
+        assert {id(each.table) for each in given.lowered} == {id(each) for each in tables}
+
+
 def test_locate_inverts_group_of() -> None:
     builder = ProgramBuilder()
     rows = builder.table()

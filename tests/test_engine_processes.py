@@ -22,7 +22,7 @@ from mpisim.topo.alpha_beta import AlphaBeta
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.mpi_calls]
 
 COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
 

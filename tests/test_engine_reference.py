@@ -29,6 +29,8 @@ from mpisim.topo.alpha_beta import AlphaBeta
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.mpi_calls
+
 SEEDS = st.integers(0, 2**32 - 1)
 FEWER = 1 if launched_size() == 1 else 2
 """How many times fewer examples where processes share the cores of a machine."""

@@ -22,6 +22,8 @@ from mpisim.traces.export import export_kineto
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 US = 1_000_000
 
 

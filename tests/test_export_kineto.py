@@ -21,6 +21,8 @@ from mpisim.results import open_results
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 CASES = pytest.mark.parametrize("changes", [DENSE, PIPELINE], ids=["dense", "pipeline"])
 
 

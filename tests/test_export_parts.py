@@ -16,6 +16,8 @@ from mpisim.export.parts import Part, write_parts
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.mpi_calls
+
 HEAD = b"head\n"
 N_PARTS = 7
 

@@ -23,6 +23,8 @@ from mpisim.export.perfetto_schema import (
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 PS_PER_NS = 1_000
 
 

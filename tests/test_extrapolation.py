@@ -31,6 +31,8 @@ from mpisim.prediction.extrapolation import (
 from mpisim.prediction.memory_fit import verdict
 from mpisim.prediction.prepared import prepare
 
+pytestmark = pytest.mark.two_processes
+
 
 def experiment(micro_batches: int, nodes: int = 1, extra: str = "", **plan: Any) -> Experiment:
     """A small GPT on A100s, so many micro-batches a replica."""

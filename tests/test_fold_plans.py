@@ -19,6 +19,8 @@ from mpisim.topo.alpha_beta import AlphaBeta
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 seldom = st.sampled_from([False, False, False, True])
 
 

@@ -24,7 +24,7 @@ from mpisim.results import Results, collect, write_results
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.two_processes]
 
 
 def both(program: Program, comm: Intracomm) -> tuple[Run, Run]:

@@ -24,7 +24,7 @@ from mpisim.topo.network import WEIGHT_ONE
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.two_processes]
 
 T = TypeVar("T")
 

@@ -14,6 +14,8 @@ from mpisim.program import gather
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.mpi_calls
+
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("seed", range(5))

@@ -22,6 +22,8 @@ from mpisim.job.text import as_json
 
 from .reference.job import numbers, time_of_run
 
+pytestmark = pytest.mark.mpi_calls
+
 models = st.builds(
     JobModel,
     steps=st.integers(1, 400),

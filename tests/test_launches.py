@@ -22,6 +22,8 @@ from mpisim.workloads.data_parallel.frameworks import frameworks
 from mpisim.workloads.operators import Compute
 from mpisim.workloads.pricing import NO_LAUNCH, Pricing
 
+pytestmark = pytest.mark.two_processes
+
 COMM = MPI.COMM_SELF
 CUDA_GRAPHS = "framework.cuda_graphs=true"
 

@@ -26,6 +26,8 @@ from mpisim.topo.nccl_network import NcclNetwork
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 SIZE = 1 << 32
 OPERATIONS = [o for o in Operation if o not in (Operation.NONE, Operation.UNKNOWN)]
 MOVING = [o for o in OPERATIONS if o is not Operation.BARRIER]

@@ -23,6 +23,8 @@ from mpisim.topo.alpha_beta import AlphaBeta
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 GB = 10**9
 COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
 

@@ -36,6 +36,8 @@ from mpisim.report.status import render_status, status_line
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.mpi_calls
+
 SLOW = REPOSITORY / "tests" / "slow_command.py"
 HOST = status_file.this_host()
 LIMIT = 60

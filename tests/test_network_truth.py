@@ -29,6 +29,8 @@ from mpisim.topo.nccl_system import changed_system, cluster_system
 from mpisim.topo.network import WEIGHT_ONE
 from mpisim.topo.topology import LinkKind
 
+pytestmark = pytest.mark.two_processes
+
 OPERATIONS = [o for o in Operation if o not in (Operation.NONE, Operation.UNKNOWN)]
 MOVING = [o for o in OPERATIONS if o is not Operation.BARRIER]
 

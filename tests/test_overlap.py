@@ -37,7 +37,7 @@ from mpisim.topo import AlphaBeta, Network, find_cluster
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.mpi_calls]
 
 
 class Fixed:

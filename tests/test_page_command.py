@@ -27,6 +27,8 @@ from mpisim.results import open_results
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 SMALL = [word for change in PIPELINE for word in ("--set", change)]
 MOST_BYTES = 5_000_000
 

@@ -30,6 +30,8 @@ from mpisim.simulate import Simulated, simulate
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.mpi_calls
+
 
 def page_of_run(
     comm: Intracomm, *changes: str, most_rows: int = 600_000, **settings: Any

@@ -25,6 +25,8 @@ from mpisim.simulate import simulate
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 
 # --- programs and recordings ----------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from mpisim.base.errors import InputError, MatchError, MpisimError, TraceError, 
 from mpisim.mpi import phases
 from mpisim.mpi.parallel import collective_errors, progress
 
+pytestmark = pytest.mark.mpi_calls
+
 
 class FieldError(MatchError):
     """An error whose constructor takes something other than its message."""

@@ -41,6 +41,8 @@ from mpisim.workloads import training_step
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 GPT = {"layers": 2, "hidden": 1024, "heads": 8, "vocab": 32_000, "seq_len": 512}
 
 SMALL = Experiment(

@@ -27,6 +27,8 @@ from mpisim.simulate import simulate
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 Run = Callable[..., Any]
 
 SHARED = (

@@ -8,6 +8,8 @@ import pytest
 
 from mpisim.cli.processes import advice, advise
 
+pytestmark = pytest.mark.mpi_calls
+
 
 @pytest.mark.parametrize(
     ("processes", "cores", "seconds", "parts", "said"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from mpisim.base.errors import ProgramError
@@ -52,3 +54,17 @@ def test_a_rank_without_communicators() -> None:
     builder.add_rank(0)
     with pytest.raises(ProgramError, match=r"rank 0: table 'alone' uses 1 .* 0 are bound"):
         builder.build()
+
+
+@pytest.mark.parametrize("slot", [10**8, 2**31 - 1])
+def test_slots_that_no_rank_can_bind_take_no_memory(slot: int) -> None:
+    builder = ProgramBuilder()
+    rows = builder.table("far")
+    rows.collective(Operation.BARRIER, slot, 0, 8, duration=1)
+    builder.add_table(rows.build())
+    builder.add_rank(0, [builder.communicator([0])])
+    tracemalloc.start()
+    with pytest.raises(ProgramError, match=rf"rank 0: table 'far' uses {slot + 1} .* 1 are bound"):
+        builder.build()
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

@@ -19,6 +19,8 @@ from mpisim.mpi.reductions import (
     allreduce_sum_words,
 )
 
+pytestmark = pytest.mark.mpi_calls
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 REDUCING = {
     "Allreduce",

@@ -26,6 +26,8 @@ from mpisim.program import Program, ProgramBuilder
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 ROUNDS = 16
 """Of the shorter of two runs."""
 

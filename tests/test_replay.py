@@ -18,6 +18,8 @@ from mpisim.replay.what_if import WhatIf
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.mpi_calls
+
 DIGESTS = Path(__file__).with_name("trace_digests.py")
 
 MULTI_RANK = {

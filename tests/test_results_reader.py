@@ -23,6 +23,8 @@ from mpisim.engine import simulate
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.results import Results, collect, write_results
 
+pytestmark = pytest.mark.mpi_calls
+
 
 def assert_equal_results(a: Results, b: Results) -> None:
     """Check that two results agree in all but who wrote them."""

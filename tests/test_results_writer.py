@@ -26,6 +26,8 @@ from mpisim.program import Kind, Operation, Phase
 from mpisim.results import schema, write_results
 from mpisim.results.collect import collect
 
+pytestmark = pytest.mark.mpi_calls
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -17,6 +17,8 @@ from mpisim.prediction.execution import sample_statements, sampled_steps
 from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.prediction.variation import with_variation
 
+pytestmark = pytest.mark.mpi_calls
+
 TEXT = """
 [model]
 preset = "gpt3-350m"

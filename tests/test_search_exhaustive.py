@@ -35,6 +35,8 @@ from mpisim.search.explore import undecided
 from mpisim.search.pareto import dominated, front
 from mpisim.search.records import Records, Status, least_values
 
+pytestmark = pytest.mark.two_processes
+
 MODELS = (
     {"preset": "llama-3-8b", "layers": 8, "seq_len": 2048},
     {"preset": "gpt3-175b", "layers": 8},

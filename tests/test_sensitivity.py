@@ -38,6 +38,8 @@ from mpisim.results.tornado import Bar, Effect, Tornado, agree
 from mpisim.topo import find_cluster
 from mpisim.topo.scaled import LINK_SCALES, scaled_cluster
 
+pytestmark = pytest.mark.two_processes
+
 BANDWIDTHS = (
     "hbm_bandwidth",
     "link_bandwidth",

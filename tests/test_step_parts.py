@@ -24,6 +24,8 @@ from mpisim.results.step_parts import MOST_KINDS, PartLayout, kind_name
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 COLUMNS = {
     PartKind.COMPUTE: "compute",
     PartKind.WIRE: "exposed_wire",

@@ -16,6 +16,8 @@ from mpisim.replay.what_if import WhatIf, apply_what_if
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+pytestmark = pytest.mark.two_processes
+
 
 def program() -> Program:
     """Two ranks with tables of their own, alike but for a second kernel name."""

@@ -21,7 +21,7 @@ from mpisim.program import Program
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.mpi_calls]
 
 SEEDS = st.integers(0, 2**32 - 1)
 

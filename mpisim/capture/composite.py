@@ -6,7 +6,7 @@ below autograd, they come whole; and some have a formula of their gradient, so t
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ _WITH_OWN_GRADIENT = {
 }
 
 
-@cache
+@lru_cache(maxsize=4096)
 def composite_key(func: Any) -> Any:
     """Operator → the dispatch key of its kernel that calls others; None: it has no such kernel.
 

@@ -209,8 +209,20 @@ def _install_functions(recorder: Recorder) -> None:
             "--world-size, or name one GPU (device_ids=[0])"
         )
 
+    def without_fast_path() -> bool:
+        """Say that there is none, to a layer that asks; one that might have taken it is noted."""
+        asks = sys._getframe(1).f_locals.get("self")
+        if not (torch.is_grad_enabled() or getattr(asks, "training", False)):
+            recorder.replaced[
+                "nn.TransformerEncoder and nn.MultiheadAttention in evaluation: by their "
+                "operators, without PyTorch's fast path"
+            ] += 1
+        return False
+
+    asked: Any = without_fast_path
+    asked._dynamo_marked_constant = True  # else it is compiled again whenever the count differs
     # In evaluation PyTorch packs padded sequences of nn.TransformerEncoder, in C++.
-    anything.backends.mha.get_fastpath_enabled = lambda: False
+    anything.backends.mha.get_fastpath_enabled = asked
 
     # The module that DataParallel calls has the name of its function.
     parallel: Any = sys.modules["torch.nn.parallel.data_parallel"]

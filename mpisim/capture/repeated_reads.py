@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -75,7 +75,7 @@ def in_for_loop(code: CodeType, offset: int) -> bool:
     return bool(around) and min(around, key=lambda each: each[1] - each[0])[2]
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _loops(code: CodeType) -> list[tuple[int, int, bool]]:
     """Return where the loops of a function begin and end, and whether they are ``for`` loops.
 

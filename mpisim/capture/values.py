@@ -68,6 +68,9 @@ _STILL_ZEROS = {
 }  # fmt: skip
 """Operators whose results are zeros if their first operand is."""
 
+_DRAWS = {"argmax", "max", "multinomial", "sort", "topk"}
+"""Operators that draw a model's next token: of scores, they give whole numbers."""
+
 _UNKNOWN = ("empty", "new_empty", "rand", "normal", "bernoulli", "uniform", "_local_scalar")
 """Beginnings of operators whose results have no values that follow from their operands'."""
 
@@ -86,6 +89,7 @@ class Values:
         self._share: Any = WeakIdKeyDictionary()
         self._ranges = Ranges()
         self._chosen: Any = WeakIdKeyDictionary()
+        self._drawn: Any = WeakIdKeyDictionary()
         self._total: Any = WeakIdKeyDictionary()
         self._zeros: Any = WeakIdKeyDictionary()
         self._uniform: Any = WeakIdKeyDictionary()
@@ -197,6 +201,7 @@ class Values:
     ) -> None:
         self._follow_zeros(short, args, results)
         self._follow_copies(short, args, results)
+        self._follow_drawn(short, tensors, results)
         if not self._computed(func, short, args, kwargs, tensors, results):
             self._forget(func, args, kwargs)
             if results:
@@ -341,6 +346,14 @@ class Values:
                 share = min(places / max(first.numel(), 1), 1.0)
                 self._share[results[0]] = self._share[first] = share
 
+    def _follow_drawn(self, short: str, tensors: list[Any], results: list[Any]) -> None:
+        """Follow tokens that are drawn, to the texts that hold them."""
+        draws = short in _DRAWS and bool(tensors) and tensors[0].is_floating_point()
+        if draws or any(each in self._drawn for each in tensors):
+            for each in results:
+                if each.dtype in _INTEGERS and each.dtype is not torch.bool:
+                    self._drawn[each] = True
+
     def _follow_copies(self, short: str, args: Any, results: list[Any]) -> None:
         """Keep of a tensor of the CPU that is copied what its numbers are spread over."""
         source = args[1] if short == "copy_" and len(args) > 1 else args[0] if args else None
@@ -475,8 +488,8 @@ class Values:
         elif name == "eq":
             zero = isinstance(other, float) and math.isinf(other)
             zero = zero or (results[0] in self._share and self._share[results[0]] < 1 / 2)
-        elif name == "isin":  # a token is rarely one of few that end a text
-            zero = True
+        elif name == "isin":  # a drawn token is rarely one of few that end a text
+            zero = args[0] in self._drawn
         elif name == "_amp_foreach_non_finite_check_and_unscale":
             self._likely[args[1]] = 0.0
             return

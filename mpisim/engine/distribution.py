@@ -283,9 +283,16 @@ def _core_input(
 def _lowered_tables(
     program: Program, ranks: NDArray[np.int32], known: LoweredTables
 ) -> tuple[list[LoweredTable], NDArray[np.int32]]:
-    """Ranks of this process → their distinct tables as instructions, and each rank's index."""
+    """Ranks of this process → their distinct tables as instructions, and each rank's index.
+
+    Each of these tables has a rank here, whatever others the program has.
+    """
     numbers, _, entry = numbered(program.table[ranks])
-    lowered = [lower(one, known.tables) for n in numbers if (one := program.tables[n]) is not None]
+    lowered = []
+    for number in numbers.tolist():
+        table = program.tables[number]
+        assert table is not None  # held where its ranks are
+        lowered.append(lower(table, known.tables))
     return lowered, entry.astype(np.int32)
 
 
@@ -387,7 +394,7 @@ def _sharing(
     begins = np.searchsorted(table[by_table], np.arange(len(lowered) + 1))
     # Tables that differ in durations of kernels alone share what follows from prices.
     known: dict[tuple[Table, bytes], tuple[NDArray[np.uint8], frozenset[int]]] = {}
-    for number, one in enumerate(lowered):
+    for number, one in enumerate(lowered):  # each has a rank here, so an entry
         entries = distinct(priced.which[by_table[begins[number] : begins[number + 1]]]).tolist()
         rows, base, prices = priced.requested(entries[0])
         eager = (one.table.flags[rows] & _EAGER) != 0

@@ -322,7 +322,10 @@ def longest_of_members(
     keys = (group, classes.of_rank[owner].astype(np.int64), slot)
     first, _ = distinct_rows(*keys)
     members = np.stack([column[first] for column in keys], axis=1)
-    operations = [each.operations for each in program.tables if each is not None]  # it is whole
+    operations = []
+    for each in program.tables:
+        assert each is not None  # the program is whole
+        operations.append(each.operations)
     begins = np.cumsum([0, *map(len, operations)])
     table_of = program.table[owner[first]]
     # A rank may bind more slots than its table has.

@@ -426,6 +426,8 @@ def _unpaired(program: Program) -> NDArray[np.intp]:
             continue
         bad[ranks] = n_bound[ranks] < table.n_slots
         ranks = ranks[~bad[ranks]]
+        if not len(ranks):
+            continue  # such a slot may be any number: nothing is counted by slot
         for kind, position in PAIR_POSITIONS:
             for slot in table.slots_with(kind):
                 bound = program.slots[program.slot_index[ranks] + slot]

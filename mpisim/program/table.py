@@ -185,10 +185,13 @@ class Table:
         """Rows that are communications, in order."""
         return self._communications.rows
 
-    @property
+    @cached_property
     def n_slots(self) -> int:
-        """Number of communicator slots."""
-        return len(self.operations)
+        """Number of communicator slots.
+
+        What is sorted by slot takes memory for each, so a program asks this first.
+        """
+        return int(self.slot.max(initial=-1)) + 1
 
     @cached_property
     def ordinal(self) -> NDArray[np.int32]:
@@ -277,6 +280,7 @@ class Table:
 _INDEPENDENT_OF_DURATIONS = frozenset(
     [
         "n_streams",
+        "n_slots",
         "ordinal",
         "is_communication",
         "is_device",

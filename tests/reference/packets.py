@@ -1,4 +1,4 @@
-"""Packets through links and queues, in plain Python: paths and messages → when messages end.
+"""Packets through links and queues, in plain Python: messages → their ends, what links carry.
 
 Store-and-forward, endless queues, no congestion control; each message is a queue pair of its own,
 and those that begin with the same link and have room in their windows take turns. Acknowledgements
@@ -25,8 +25,8 @@ def ends(
     back: Sequence[int] = (),
     answers: Sequence[tuple[Sequence[int], int]] = (),
     answer_size: int = 0,
-) -> list[int]:
-    """Rates (bytes per ps) and latencies (ps) of links, messages → the end of each message, ps.
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Rates (bytes per ps) and latencies (ps) of links, messages → ends, and what links carried.
 
     Parameters
     ----------
@@ -41,6 +41,14 @@ def ends(
         The links that they take instead, and what they take to reach the first of them, ps.
     answer_size : int
         Bytes of one.
+
+    Returns
+    -------
+    ends : list of int
+        When each message has come, in ps.
+    sent : list of (int, int)
+        For each packet and link, acknowledgements too: when it began to go over it, in ps, and its
+        bytes.
     """
     # Of (message, hop, size, bytes that it acknowledges).
     queues: list[deque[Any]] = [deque() for _ in rate]
@@ -50,6 +58,7 @@ def ends(
     to_come = list(left)
     under_way = [0] * len(messages)
     found = [0] * len(messages)
+    sent: list[tuple[int, int]] = []
     after_queue = [False] * len(rate)
     events: list[tuple[int, int, str, Any]] = []
     count = 0
@@ -78,6 +87,7 @@ def ends(
             packet = queues[link].popleft()
         else:
             return
+        sent.append((now, packet[2]))
         free_at[link] = now + math.ceil(packet[2] / rate[link])
         push(free_at[link], "free", link)
         push(free_at[link] + latency[link], "there", packet)
@@ -113,4 +123,4 @@ def ends(
                     push(now + back[message], "acknowledged", (message, size))
                 if not to_come[message]:
                     found[message] = now
-    return found
+    return found, sent

@@ -33,12 +33,12 @@ def communications_by_slot(
         The sum of 1 << kind of the kinds that are on a slot, and likewise of operations.
     """
     cdef Py_ssize_t n = slot.shape[0], row, m = 0, i
-    cdef int32_t n_slots = 0, s
+    cdef int64_t n_slots = 0, s  # the largest slot + 1 may be no int32
     with nogil:
         for row in range(n):
             if slot[row] >= 0:
                 m += 1
-                n_slots = max(n_slots, slot[row] + 1)
+                n_slots = max(n_slots, <int64_t>slot[row] + 1)
     rows_array, order_array = np.empty((2, m), np.int64)
     found = np.zeros((3, n_slots), np.int64)
     cdef int64_t[::1] rows = rows_array, order = order_array

@@ -15,15 +15,7 @@ from mpisim.kernels.operations import BYTES, Copy, Elementwise
 from ..operators import Await, Compute, Operator, Parameter, Task
 from .autocast import autocast_copies
 from .module_options import recompute_module
-from .pointwise import (
-    FP32,
-    added_bias,
-    broadcast,
-    dropout_add,
-    elementwise,
-    norm,
-    widened,
-)
+from .pointwise import FP32, added_bias, broadcast, dropout_add, elementwise, norm, widened
 from .precision import accumulate_gradient
 from .shapes import Shapes
 from .tensor_parallel import column_linear, row_linear, separate_linears
