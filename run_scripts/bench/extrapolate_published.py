@@ -13,10 +13,10 @@ generated with the row's own framework, written as a trace (of one GPU, or of al
 and extrapolated to the other rows' scales. What is compared is the factor t(N) / t(smallest), in
 which the kernels' times cancel: measured over measured, extrapolated over the trace's own step.
 With ``--data`` an extrapolation from one GPU has the row's ``[data]``, for one GPU and for more.
-``--csv`` writes every factor to a file. The error bars `several_gpus` in data/extrapolation.toml are
-at least the root mean square of the errors in data/validation/factors.csv from one GPU, of PyTorch's
-jobs and of others; that file was written at commit 79ad5f44. ``--check`` compares a file's factors
-with those of now.
+``--csv`` writes every factor to a file. The error bars `several_gpus` in data/extrapolation.toml
+are no less than the root mean square of the errors in data/validation/factors.csv from one GPU, of
+PyTorch's jobs and of others; that file was written at commit 79ad5f44. ``--check`` compares a
+file's factors with those of now.
 """
 
 from __future__ import annotations
@@ -339,10 +339,14 @@ def _check(now: Sequence[Point], path: Path) -> int:
     with path.open(newline="") as file:
         kept = {tuple(row)[:-2]: float(row[-1]) for row in list(csv.reader(file))[1:]}
     found = {tuple(map(str, each))[:-2]: each.extrapolated for each in now}
-    other = [
-        f"{', '.join(key)}: {found.get(key, math.nan):.4f} in place of {kept.get(key, math.nan):.4f}"
+    both = {
+        key: (found.get(key, math.nan), kept.get(key, math.nan))
         for key in kept.keys() | found.keys()
-        if not math.isclose(*(each.get(key, math.nan) for each in (found, kept)), rel_tol=CHECKED)
+    }
+    other = [
+        f"{', '.join(key)}: {now_is:.4f} in place of {was:.4f}"
+        for key, (now_is, was) in both.items()
+        if not math.isclose(now_is, was, rel_tol=CHECKED)
     ]
     print("\n".join([*sorted(other), f"{len(other)} of {len(kept)} factors in {path} differ"]))
     return min(len(other), 1)
