@@ -337,8 +337,9 @@ def write(found: Sequence[Point], path: Path) -> None:
 def _check(now: Sequence[Point], path: Path) -> int:
     """Factors of now, a file of `write` → 1 if they are not the file's, which is said; 0 else."""
     with path.open(newline="") as file:
-        kept = {tuple(row)[:-2]: float(row[-1]) for row in list(csv.reader(file))[1:]}
-    found = {tuple(map(str, each))[:-2]: each.extrapolated for each in now}
+        kept = {tuple(row[:-1]): float(row[-1]) for row in list(csv.reader(file))[1:]}
+    rounded = [each._replace(measured=round(each.measured, 4)) for each in now]
+    found = {tuple(map(str, each))[:-1]: each.extrapolated for each in rounded}
     both = {
         key: (found.get(key, math.nan), kept.get(key, math.nan))
         for key in kept.keys() | found.keys()
