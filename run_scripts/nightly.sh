@@ -48,6 +48,9 @@ part "documentation, slow blocks too" python run_scripts/documents.py --slow
 hta=$(python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["hta"], sep="\n")')
 part "HolisticTraceAnalysis" bash -c "pip install --quiet --disable-pip-version-check \$0 && pytest -q tests/test_export_kineto.py" "$hta"
 part "golden table" python run_scripts/golden.py
+part "published factors" python run_scripts/bench/extrapolate_published.py \
+    "${MPISIM_SHARED:-../shared}/groundtruth/e2e/all.csv" --only DeepLearningExamples --only "DLPerf reports" \
+    --check data/validation/factors.csv
 part "headline errors" env CI=1 python run_scripts/headline_errors.py
 
 printf '\n'

@@ -20,6 +20,7 @@ from mpisim.validate.e2e import settings as declared
 from mpisim.validate.e2e.experiments import shown
 from mpisim.validate.e2e.predict import UNKNOWN_NETWORK, digest, predict
 from mpisim.validate.e2e.rows import COLUMNS
+from mpisim.validate.e2e.settings import ClusterFor, Settings
 
 
 @pytest.fixture
@@ -186,6 +187,28 @@ def test_nics_have_the_rate_that_a_row_states(row: Any) -> None:
     assert "1600 Gb/s a node in place of 3200" in str(found.defaults)
     as_is = mapped(row(VTRAIN, **two, node_network_gbps=3200)).experiment.cluster
     assert as_is.nic_bandwidth is None
+
+
+def test_the_rate_of_nics_of_a_cluster_with_changes(row: Any) -> None:
+    four = {"gpus_per_node": 4, "num_gpus": 8, "dp": 2, "tp": 4, "gpu": "H100-SXM-80GB"}
+
+    def nics(settings: Settings, network: float, **changes: Any) -> tuple[int | None, str | None]:
+        found = experiment_of(row(VTRAIN, **four | changes, node_network_gbps=network), settings)
+        assert isinstance(found, Mapped)
+        return found.experiment.cluster.nics, found.experiment.cluster.nic_bandwidth
+
+    known = declared()
+    assert nics(known, 1600) == (4, None)  # half of a node of 8 with its 8 NICs
+    assert nics(known, 1000) == (4, "250 Gb/s")
+    assert nics(known, 4000 / 3) == (4, "333.333333333 Gb/s")
+    # What was chosen for a cluster stays.
+    changes = ("cluster.gpus_per_node=4", "cluster.nics=4", "cluster.nic_bandwidth=50 Gb/s")
+    cluster = ClusterFor("H100-SXM-80GB", "dgx-h100", 4, 1600, changes=changes, why="a test")
+    assert nics(replace(known, clusters=(cluster,)), 800) == (4, "50 Gb/s")
+    # One GPU of a node of 4 with 2 NICs has a whole one.
+    one = {"gpus_per_node": 1, "num_gpus": 2, "gpu": "L40S", "dp": 2, "tp": 1}
+    assert nics(known, 400, **one) == (1, None)
+    assert nics(known, 200, **one) == (1, "200 Gb/s")
 
 
 def test_nodes_of_other_sizes(row: Any) -> None:

@@ -117,6 +117,29 @@ def test_a_group_with_members_that_are_missing_runs_over_replicas() -> None:
     assert found.lone.tolist() == [False, True]
 
 
+def test_messages_on_a_group_with_missing_members_stay_between_their_ranks() -> None:
+    """As PyTorch's ``send`` without a group: the files name all ranks for each pair."""
+    builder = ProgramBuilder()
+    for kind in (Kind.SEND, Kind.RECV):
+        rows = builder.table()
+        rows.kernel("work", 0, 1_000_000)
+        rows.point_to_point(kind, 0, 1, 1 << 24, duration=1)
+        rows.collective(Operation.ALL_REDUCE, 1, 1, 1 << 24, duration=1)
+        both = [builder.communicator((0, 1), name) for name in ("pair", "all")]
+        builder.add_rank(builder.add_table(rows.build()), both)
+    every = (0, 1, 2, 3)
+    found = find_structure(
+        builder.build(),
+        range(2),
+        4,
+        named=True,
+        layout=[("pp", 2), ("dp", 2)],
+        recorded=[every, every],
+    )
+    assert found.spans.tolist() == [[True, False], [True, True]]
+    assert found.lone.tolist() == [False, True]
+
+
 @pytest.mark.parametrize("text", ["tp=2,dp", "xp=2", "tp=0", "tp=2,tp=2", "dp=2 pp=2"])
 def test_bad_layouts_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--layout"):

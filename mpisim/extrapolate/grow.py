@@ -25,6 +25,7 @@ from ..base.presets import packaged
 from ..base.quantity import Z_90, Quantity, picoseconds
 from ..base.schema import build
 from ..experiment import ClusterChoice, DataChoice, Experiment, Plan, with_keys
+from ..experiment.framework import Style
 from ..experiment.load import plan_of
 from ..experiment.plan_keys import nested, with_sub_tables
 from ..experiment.traced import Traced
@@ -64,7 +65,7 @@ from .split import Split
 from .step import TracedOperator, TracedStep
 from .target import Target
 from .tensor_parallel import splits_of
-from .threads import as_pipe, as_threads, check_threads
+from .threads import SCHEDULE, as_pipe, as_threads, check_threads
 from .traced_input import (
     check_data,
     input_lines,
@@ -74,6 +75,9 @@ from .traced_input import (
 )
 
 __all__ = ["Extrapolated", "Target", "extrapolate", "several_gpus"]
+
+OWN_STYLES = ("ddp", "fsdp")
+"""Styles of data parallelism that PyTorch itself has."""
 
 SHARED = ("host_gap", "launch_call", "launch_latency")
 """Numbers of a GPU that launches of kernels depend on which were not traced."""
@@ -313,6 +317,8 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
         )
     if target.threads:
         check_threads(keys, target.source)
+        if keys.get("pp", 1) != 1:
+            keys.setdefault("pipeline.schedule", SCHEDULE)
     for key in ("dp", "pp", "vpp", "tp", "cp", "ep", "etp"):
         size = keys.get(key, 1)
         if not isinstance(size, int) or size < 1:
@@ -448,6 +454,7 @@ def _counted(
         numbers |= {name: quantity.error for name, quantity in pipeline.numbers.items()}
         depends = dict.fromkeys(pipeline.numbers, 1.0)
         shares |= {(PREPARE, time): depends for time in preparation_times(workload.program)}
+    style = workload.layout.experiment.plan.framework.dp_style
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
@@ -472,7 +479,7 @@ def _counted(
                 *context,
                 *input_not_modelled(workload.layout.experiment.data),
             ],
-            "left_out": 0.0 if alone else several_gpus().error,
+            "left_out": 0.0 if alone else several_gpus(style).error,
         }
     )
 
@@ -492,6 +499,13 @@ def _kernels(pricings: Sequence[Pricing]) -> dict[str, Any]:
 
 
 @cache
-def several_gpus() -> Quantity:
-    """Return how far steps are off that were extrapolated from one GPU to several, as a factor."""
-    return build(Quantity, packaged(FILE)["several_gpus"], FILE, "several_gpus")
+def several_gpus(style: Style | None) -> Quantity:
+    """Return how far steps are off that were extrapolated from one GPU to several, as a factor.
+
+    Parameters
+    ----------
+    style : Style or None
+        Whose rules data parallelism follows; None where that is not known.
+    """
+    name = "pytorch" if style in OWN_STYLES else "other"
+    return build(Quantity, packaged(FILE)["several_gpus"][name], FILE, f"several_gpus.{name}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -135,8 +135,14 @@ class AxisFinder:
         Global rank of every simulated one.
     world : int
         Ranks of the job.
-    parts : collection of int
-        Communicators of which some members have no trace: they show no axis.
+    recorded : sequence of (tuple of int or None), optional
+        Global ranks of each communicator, also those that are missing.
+
+    Attributes
+    ----------
+    parts : frozenset of int
+        Communicators of several ranks that have further members without a trace: they show no
+        axis. Messages from one rank to another are none, whichever group they were sent on.
     """
 
     def __init__(
@@ -144,10 +150,9 @@ class AxisFinder:
         program: Program,
         ranks: Sequence[int],
         world: int,
-        parts: Collection[int] = (),
+        recorded: Sequence[tuple[int, ...] | None] = (),
     ) -> None:
         self.program, self.ranks, self.world = program, ranks, world
-        self._parts = parts
         groups = program.communicators
         self.groups = [groups.group(c) for c in range(len(groups))]
         self.slot_of: list[tuple[int, int]] = [(-1, -1)] * len(groups)
@@ -155,6 +160,15 @@ class AxisFinder:
             for slot, c in enumerate(program.slots_of(rank).tolist()):
                 if self.slot_of[c][0] < 0:
                     self.slot_of[c] = rank, slot
+        known = frozenset(ranks)
+        self.parts = frozenset(
+            c
+            for c, named in enumerate(recorded)
+            if named
+            and len(self.groups[c]) > 1
+            and not known.issuperset(named)
+            and not self.is_pair(c)
+        )
 
     def said(self, members: Iterable[int]) -> str:
         """Ranks as messages name them."""
@@ -202,7 +216,7 @@ class AxisFinder:
         families: dict[tuple[int, int], list[int]] = {}
         for c, members in enumerate(self.groups):
             numbers = {self.ranks[i] for i in members}
-            shape = None if self.is_pair(c) or c in self._parts else self._shape(c)
+            shape = None if self.is_pair(c) or c in self.parts else self._shape(c)
             if shape is not None and not any(numbers <= set(chain) for chain in self._chains):
                 families.setdefault(shape, []).append(c)
         for stride, size in sorted(families, key=lambda f: (f[1], f[0])):
@@ -335,7 +349,7 @@ class AxisFinder:
                 f"ranks {a} and {b} should be in one group, but are in none: the groups form no "
                 "grid; --layout names the axes"
             )
-        alone = [c for c, own in enumerate(self.groups) if len(own) == 1 or c in self._parts]
+        alone = [c for c, own in enumerate(self.groups) if len(own) == 1 or c in self.parts]
         if not any(self.most_bytes(c) > 0 for c in alone):
             raise InputError(
                 f"{len(self.ranks)} of {self.world} ranks are at hand, and none of them shows what "

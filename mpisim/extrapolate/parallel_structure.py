@@ -136,8 +136,7 @@ def find_structure(
     InputError
         If the groups form no grid (naming the group and its ranks), or are not told apart.
     """
-    parts = _parts(program, ranks, recorded)
-    finder = AxisFinder(program, ranks, world, parts)
+    finder = AxisFinder(program, ranks, world, recorded)
     axes = finder.given(layout) if layout else finder.axes()
     place = np.array([[rank // a.stride % a.size for a in axes] for rank in ranks], np.int64)
     place = place.reshape(len(ranks), len(axes))
@@ -153,7 +152,7 @@ def find_structure(
             spans[c, unseen] = True
             continue
         spans[c] = _span(axes, place[list(members)], [ranks[i] for i in members])
-        if c in parts:
+        if c in finder.parts:
             lone[c] = bool(unseen)
             spans[c, unseen] = True
             continue
@@ -182,18 +181,6 @@ def find_structure(
         lone,
         _traffic(program, axes, place, spans, lone),
         tuple(dict.fromkeys(notes)),
-    )
-
-
-def _parts(
-    program: Program, ranks: Sequence[int], recorded: Sequence[tuple[int, ...] | None]
-) -> frozenset[int]:
-    """Return the communicators of several ranks that have further members without a trace."""
-    known = frozenset(ranks)
-    return frozenset(
-        c
-        for c, named in enumerate(recorded)
-        if named and len(program.communicators.group(c)) > 1 and not known.issuperset(named)
     )
 
 

@@ -26,7 +26,7 @@ plan (``Pipe`` recomputes all micro-batches but the last unless ``checkpoint="ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,16 +39,19 @@ from ..workloads.operators import Communicate, Compute, Layer, LayerStack, Opera
 from .network import passed_on
 from .step import TracedStep
 
-__all__ = ["as_pipe", "as_threads", "check_threads"]
+__all__ = ["SCHEDULE", "as_pipe", "as_threads", "check_threads"]
+
+SCHEDULE = "gpipe"
+"""The schedule of a pipeline whose stages are threads."""
 
 
-def check_threads(keys: dict[str, Any], source: str) -> None:
-    """Refuse keys of a plan that threads of one process do not have; a pipeline of them is GPipe.
+def check_threads(keys: Mapping[str, Any], source: str) -> None:
+    """Refuse keys of a plan that threads of one process do not have.
 
     Parameters
     ----------
-    keys : dict of str to object
-        Of ``[plan]``; the schedule of a pipeline is put in.
+    keys : mapping of str to object
+        Of ``[plan]``. A pipeline without a schedule is to get `SCHEDULE`.
     source : str
         What messages call the plan.
 
@@ -66,9 +69,9 @@ def check_threads(keys: dict[str, Any], source: str) -> None:
     if others or (not pipeline and "micro_batch" in keys):
         key = (*others, "micro_batch")[0]
         raise InputError(f"{source}: {key} is given; {where} dp or pp")
-    schedule = keys.setdefault("pipeline.schedule", "gpipe") if pipeline else "gpipe"
-    if schedule != "gpipe":
-        raise InputError(f"{source}: pipeline.schedule is {schedule!r}; {where} 'gpipe'")
+    schedule = keys.get("pipeline.schedule", SCHEDULE) if pipeline else SCHEDULE
+    if schedule != SCHEDULE:
+        raise InputError(f"{source}: pipeline.schedule is {schedule!r}; {where} {SCHEDULE!r}")
 
 
 def as_threads(network: LayerStack, step: TracedStep, samples: float, gpus: int) -> LayerStack:

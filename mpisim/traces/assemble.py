@@ -92,7 +92,9 @@ class CommunicatorSlots:
         for operation in matching.operations:
             for key in self._keys(operation):
                 if self._groups.setdefault(key, len(self._groups)) == len(self.recorded_groups):
-                    self.recorded_groups.append(operation.members[0].group)
+                    groups = (member.group for member in operation.members)
+                    named = next((group for group in groups if group is not None), None)
+                    self.recorded_groups.append(named)
                 for member in key[0]:
                     self._slots[member].setdefault(key, len(self._slots[member]))
             for position, item in enumerate(operation.members):

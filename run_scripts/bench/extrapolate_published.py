@@ -13,14 +13,17 @@ generated with the row's own framework, written as a trace (of one GPU, or of al
 and extrapolated to the other rows' scales. What is compared is the factor t(N) / t(smallest), in
 which the kernels' times cancel: measured over measured, extrapolated over the trace's own step.
 With ``--data`` an extrapolation from one GPU has the row's ``[data]``, for one GPU and for more.
-``--csv`` writes every factor to a file. The error bar `several_gpus` in data/extrapolation.toml is
-the root mean square of the errors in data/validation/factors.csv from one GPU, of PyTorch's jobs.
+``--csv`` writes every factor to a file. The error bars `several_gpus` in data/extrapolation.toml
+are no less than the root mean square of the errors in data/validation/factors.csv from one GPU, of
+PyTorch's jobs and of others; that file was written at commit 79ad5f44. ``--check`` compares a
+file's factors with those of now.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import sys
 import tempfile
 import tomllib
@@ -57,6 +60,9 @@ SAME = (
 
 MOST_RANKS = 16
 """Of a job whose ranks are written as traces, unless ``--most`` says otherwise."""
+
+CHECKED = 0.01
+"""Part by which a factor may differ from the one in a file that is checked."""
 
 OF_TRACE = ("precision", "optimizer", "recompute", "micro_batch", "global_batch", "dp", "clip")
 """Keys of plans that a trace has, or that are given otherwise."""
@@ -277,6 +283,7 @@ def main() -> int:
         "--most", type=int, default=MOST_RANKS, help="ranks of a job that is recorded, at most"
     )
     parser.add_argument("--csv", help="a file for all factors")
+    parser.add_argument("--check", help="such a file: exit with 1 if factors are not those of now")
     args = parser.parse_args()
     rows = [
         row
@@ -299,8 +306,9 @@ def main() -> int:
                 f"{each.extrapolated:6.3f} {percentage(each.error, 1, signed=True):>7}",
                 flush=True,
             )
+    now = [point for own in found.values() for point in own]
     if args.csv:
-        write([point for own in found.values() for point in own], Path(args.csv))
+        write(now, Path(args.csv))
     for kind in ("one GPU", "a job"):
         every = [point for key, own in found.items() if key[0] == kind for point in own]
         if not every:
@@ -310,7 +318,7 @@ def main() -> int:
             if of == kind:
                 name = f"  {model:22} {framework:34} {gpu:16} {precision:5} {len(own):3}"
                 print(f"{name}  {_errors(own)}")
-    return 0
+    return 0 if args.check is None else _check(now, Path(args.check))
 
 
 def write(found: Sequence[Point], path: Path) -> None:
@@ -324,6 +332,25 @@ def write(found: Sequence[Point], path: Path) -> None:
                     measured=round(each.measured, 4), extrapolated=round(each.extrapolated, 4)
                 )
             )
+
+
+def _check(now: Sequence[Point], path: Path) -> int:
+    """Factors of now, a file of `write` → 1 if they are not the file's, which is said; 0 else."""
+    with path.open(newline="") as file:
+        kept = {tuple(row[:-1]): float(row[-1]) for row in list(csv.reader(file))[1:]}
+    rounded = [each._replace(measured=round(each.measured, 4)) for each in now]
+    found = {tuple(map(str, each))[:-1]: each.extrapolated for each in rounded}
+    both = {
+        key: (found.get(key, math.nan), kept.get(key, math.nan))
+        for key in kept.keys() | found.keys()
+    }
+    other = [
+        f"{', '.join(key)}: {now_is:.4f} in place of {was:.4f}"
+        for key, (now_is, was) in both.items()
+        if not math.isclose(now_is, was, rel_tol=CHECKED)
+    ]
+    print("\n".join([*sorted(other), f"{len(other)} of {len(kept)} factors in {path} differ"]))
+    return min(len(other), 1)
 
 
 def _errors(own: Sequence[Point]) -> str:

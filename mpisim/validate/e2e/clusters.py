@@ -179,13 +179,16 @@ def _line_rate(
 ) -> dict[str, str]:
     """Cluster, what a row says of its network, keys that change it → its NICs at the row's rate.
 
-    As many NICs as the cluster has: rows give the bandwidth of a node.
+    As many NICs as the cluster has: rows give the bandwidth of a node. A rate among the changes
+    stays, which was chosen for this cluster.
     """
     node = find_file(best.preset, "clusters", "cluster").table.get("node", {})
     if not network or network == best.network or "nics" not in node:
         return {}
+    if "cluster.nic_bandwidth" in changes:
+        return {}
     rate = network / changes.get("cluster.nics", node["nics"])
-    return {"cluster.nic_bandwidth": f"{rate:.4g} Gb/s"}
+    return {"cluster.nic_bandwidth": f"{rate:.12g} Gb/s"}
 
 
 def _middle(
@@ -268,10 +271,12 @@ def _resized(cluster: ClusterFor, size: int) -> ClusterFor | None:
         links = node["link_bandwidth"]
         bandwidth = links["value"] * (size - 1) / (full - 1)
         changes.append(f"cluster.link_bandwidth={bandwidth:.4g} {links['unit']}")
+    network = cluster.network
     if "nics" in node:
-        nics = max(1, round(node["nics"] * size / full))
+        before = dict(map(assigned, cluster.changes)).get("cluster.nics", node["nics"])
+        nics = max(1, round(before * size / full))
         changes.append(f"cluster.nics={nics}")
-    network = cluster.network * size // full
+        network = network * nics // before
     return replace(cluster, gpus_per_node=size, network=network, changes=tuple(changes))
 
 
