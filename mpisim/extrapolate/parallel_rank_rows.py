@@ -384,9 +384,10 @@ class RankRows:
         if recorded is None:
             self._regrouped_messages(unit)
             return
-        own, rows = recorded
+        own, rows, behind = recorded
         here: dict[int, int] = {}
-        before = dict(self.at_pass if rows[0] in own.early else self.copies.latest)
+        early = rows[0] in own.early if behind is self.forward else self._is_early(unit)
+        before = dict(self.at_pass if early else self.copies.latest)
         left = list(unit)
         for row in rows:
             if self.partition.drops_waits and own.table.kind[row] == Kind.HOST_WAIT:
@@ -398,6 +399,19 @@ class RankRows:
             here[row] = self.copies.copy(own, row, here, before=before, message=message)
             if message is not None:
                 self.copies.message = here[row]
+
+    def _is_early(self, unit: tuple[Message, ...]) -> bool:
+        """Messages that are not recorded behind such a pass → whether they wait for nothing of it.
+
+        A receive that overlaps is posted behind the latest pass of its own direction (Megatron-LM,
+        ``overlap_p2p_comm``): before the latest pass where that is of the other. Whether receives
+        overlap, those show that are recorded behind a pass of the other direction.
+        """
+        other = "backward" if self.forward else "forward"
+        stages = range(self.partition.recorded_stages)
+        return [each.token for each in unit] == [f"receive {other}"] and any(
+            self.recorded(stage).receives_early for stage in stages
+        )
 
     def _regrouped_messages(self, unit: tuple[Message, ...]) -> None:
         """Write messages that were exchanged one by one, or with others: launched as these were.
@@ -429,18 +443,20 @@ class RankRows:
         """A message → rows of one time that it was exchanged: by itself, or with others."""
         alone = self._recorded_messages((message.token,))
         if alone is not None:
-            return alone
+            return alone[:2]
         for own in map(self.recorded, range(self.partition.recorded_stages)):
             for (tokens, _), times in own.units.items():
                 if message.token in tokens:
                     return own, times[len(times) // 2]
         raise InputError(f"--pp or --schedule: no recorded rank does '{message.token}'")
 
-    def _recorded_messages(self, tokens: tuple[str, ...]) -> tuple[RecordedStage, list[int]] | None:
-        """Messages that are exchanged at once → a recorded stage and its rows of one time.
+    def _recorded_messages(
+        self, tokens: tuple[str, ...]
+    ) -> tuple[RecordedStage, list[int], bool | None] | None:
+        """Messages that are exchanged at once → a recorded stage, its rows of one time, the pass.
 
-        Behind a pass of the same direction where there are such: when a receive is posted depends
-        on that.
+        That is, whether the pass before them was a forward. They are behind a pass of the same
+        direction as now where there are such: when a receive is posted depends on that.
         """
         partition = self.partition
         places = (self.recorded_place()[partition.pp], *range(partition.recorded_stages))
@@ -448,7 +464,7 @@ class RankRows:
             for own in map(self.recorded, places):
                 times = own.units.get((tokens, forward))
                 if times:
-                    return own, times[len(times) // 2]
+                    return own, times[len(times) // 2], forward
         return None
 
 

@@ -113,6 +113,13 @@ class RecordedStage:
         first = next((row for rows in self.gathers for row in rows), None)
         return first is not None and first < min(self.token)
 
+    @cached_property
+    def receives_early(self) -> bool:
+        """Whether a receive behind a pass of the other direction was posted before that pass."""
+        crossing = ((("receive backward",), True), (("receive forward",), False))
+        times = (rows for key in crossing for rows in self.units.get(key, ()))
+        return any(rows[0] in self.early for rows in times)
+
     @property
     def tied(self) -> int:
         """Bytes of the embedding's gradients that first and last stage add up; 0 if they do not."""
