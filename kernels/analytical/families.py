@@ -138,6 +138,7 @@ class KernelVariant:
                 base,
                 seconds=lambda columns, gpu, own: base.seconds(columns, gpu, slowed(gpu, own)),
                 shares=lambda columns, gpu, own: base.shares(columns, gpu, slowed(gpu, own)),
+                fitted=None,
             )
 
         def seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
@@ -152,7 +153,7 @@ class KernelVariant:
                 for name, term in terms.items()
             }
 
-        formula = replace(base, columns=columns, seconds=seconds, shares=shares)
+        formula = replace(base, columns=columns, seconds=seconds, shares=shares, fitted=None)
         return self._beside_instructions(formula) if self.base == MEMORY_BOUND.name else formula
 
     def _beside_instructions(self, stretched: Formula) -> Formula:

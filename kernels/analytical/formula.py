@@ -121,6 +121,9 @@ class Formula:
         long the arithmetic takes with these occupied; None where work divides freely.
     power_limited : bool
         Whether its kernels draw so much power that a board with less of it lowers its clock.
+    fitted : callable, optional
+        As `seconds`, but without parts that have no constant of the fit: constants are fitted to
+        this. `seconds` if not given.
     """
 
     name: str
@@ -130,6 +133,7 @@ class Formula:
     shares: Callable[[Columns, GpuParameters, Constants], dict[str, Any]]
     stretch: Callable[[Columns, GpuParameters, Constants, int], Any] | None = None
     power_limited: bool = False
+    fitted: Callable[[Columns, GpuParameters, Constants], Any] | None = None
 
     @classmethod
     def of_two_terms(
@@ -140,6 +144,7 @@ class Formula:
         terms: Callable[[Columns, GpuParameters, Constants], tuple[Any, Any]],
         names: tuple[str, str],
         power: Literal[2, 4],
+        fitted_terms: Callable[[Columns, GpuParameters, Constants], tuple[Any, Any]] | None = None,
         **keys: Any,
     ) -> Formula:
         """Return the formula of two terms that overlap, and the constant ``floor``.
@@ -154,19 +159,27 @@ class Formula:
             Of the two.
         power : int
             `PIPELINED` or `WAITING`.
+        fitted_terms : callable, optional
+            As `terms`, of `Formula.fitted`.
         **keys
             `stretch` and `power_limited`.
         """
 
-        def seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
-            return overlapped(*terms(columns, gpu, constants), power) + constants["floor"]
+        def seconds_of(
+            terms: Callable[[Columns, GpuParameters, Constants], tuple[Any, Any]],
+        ) -> Any:
+            def seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
+                return overlapped(*terms(columns, gpu, constants), power) + constants["floor"]
+
+            return seconds
 
         def shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
             first, second = divided_overlap(*terms(columns, gpu, constants), power)
             floor = filled_like(first, constants["floor"])
             return {names[0]: first, names[1]: second, "floor": floor}
 
-        return cls(name, constants, columns, seconds, shares, **keys)
+        fitted = None if fitted_terms is None else seconds_of(fitted_terms)
+        return cls(name, constants, columns, seconds_of(terms), shares, fitted=fitted, **keys)
 
 
 # --- numbers or arrays ----------------------------------------------------------------------------

@@ -94,13 +94,20 @@ def _gemm_columns(kernel: Gemm) -> dict[str, float | int | str]:
     }
 
 
-def _gemm_terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[Any, Any]:
+def _gemm_terms(
+    columns: Columns, gpu: GpuParameters, constants: Constants, fills: bool = True
+) -> tuple[Any, Any]:
     """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
     m, n, k, batch = columns_as_floats(columns, "m", "n", "k", "batch")
     traffic = batch * (OPERAND_BYTES[dtype] * (m * k + k * n) + columns["result"] * m * n)
     memory = traffic / (gpu.bandwidth * constants["memory"])
-    return _arithmetic(dtype, m, n, k, batch, gpu, constants), memory
+    return _arithmetic(dtype, m, n, k, batch, gpu, constants, fills), memory
+
+
+def _undivided_terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[Any, Any]:
+    """Return the same of products that are not divided to fill the GPU."""
+    return _gemm_terms(columns, gpu, constants, fills=False)
 
 
 def _arithmetic(
@@ -111,6 +118,7 @@ def _arithmetic(
     batch: Numbers,
     gpu: GpuParameters,
     constants: Constants,
+    fills: bool,
 ) -> Numbers:
     cores = dtype == "fp32"
     tilings = library_tilings(dtype)
@@ -118,7 +126,7 @@ def _arithmetic(
     if batched is not None and not any_of(batch <= 1):
         tilings = (batched,)
     times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
-    fillings = filling_times(tilings, dtype, m, n, k, batch, gpu, constants)
+    fillings = filling_times(tilings, dtype, m, n, k, batch, gpu, constants) if fills else []
     times += [each for each, _ in fillings]
     time = expected_time(times, constants["choice"])
     if batched is not None:
@@ -148,6 +156,8 @@ GEMM = Formula.of_two_terms(
     _gemm_terms,
     ("arithmetic", "memory"),
     PIPELINED,
+    # The division has numbers of its own: few rows would decide the constants of all others.
+    fitted_terms=_undivided_terms,
     stretch=_gemm_stretch,
     power_limited=True,
 )

@@ -142,6 +142,7 @@ def fit(
         return FormulaFit(
             {each.name: (towards or {}).get(each.name, each.start) for each in constants}, {}, 0
         )
+    seconds_of = formula.fitted or formula.seconds
     gpus = sorted({rows.gpu for rows in batches if rows.launched})
     growing = sorted({rows.gpu for rows in batches if rows.elapsed.any()})
     limits = list(constants) + [LAUNCH] * len(gpus) + [GROWTH] * len(growing)
@@ -172,7 +173,7 @@ def fit(
             each.weight
             * soft(
                 np.log(
-                    formula.seconds(each.columns, parameters[each.gpu], named)
+                    seconds_of(each.columns, parameters[each.gpu], named)
                     + each.launched
                     * (launch.get(each.gpu, 0.0) + growth.get(each.gpu, 0.0) * each.elapsed)
                 )
