@@ -15,7 +15,7 @@ which the kernels' times cancel: measured over measured, extrapolated over the t
 With ``--data`` an extrapolation from one GPU has the row's ``[data]``, for one GPU and for more.
 ``--csv`` writes every factor to a file. The error bars `several_gpus` in data/extrapolation.toml
 are no less than the root mean square of the errors in data/validation/factors.csv from one GPU, of
-PyTorch's jobs and of others; that file was written at commit 79ad5f44. ``--check`` compares a
+PyTorch's jobs and of others; that file is of 30 November 2026. ``--check`` compares a
 file's factors with those of now.
 """
 
