@@ -27,9 +27,9 @@ from mpisim.capture.recording import ItemKind
 from mpisim.cli import main
 
 pytestmark = [
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(400),  # each process that is captured loads PyTorch
     pytest.mark.two_processes,
-]  # each process that is captured loads PyTorch
+]
 
 
 @needs_torch

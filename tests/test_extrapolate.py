@@ -215,7 +215,7 @@ def test_several_gpus_state_no_less_than_published_factors_are_missed_by(own: bo
         ]
     assert len(errors) > 30
     stated = several_gpus("ddp" if own else None).error
-    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < stated + 5e-4
+    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) <= stated
     assert stated > 0.05
 
 
@@ -228,6 +228,8 @@ def test_what_several_gpus_leave_out_is_that_of_the_framework(kineto: TracedStep
     assert left_out(grown(kineto, {"dp": 8, "zero": 3})) == several_gpus("fsdp").error == 0.068
     megatron = grown(kineto, {"dp": 8, "framework.dp_style": "megatron"})
     assert left_out(megatron) == several_gpus("megatron").error == several_gpus(None).error > 0.1
+    horovod = grown(kineto, {"dp": 8, "framework.cycle_time": 5.0})
+    assert left_out(horovod) == several_gpus("ddp", horovod=True).error == several_gpus(None).error
 
 
 def test_threads_of_one_process(tables: TracedStep) -> None:

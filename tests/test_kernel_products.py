@@ -244,6 +244,17 @@ class TestAllFamilies:
 
 
 class TestGemm:
+    def test_constants_are_fitted_to_undivided_products(self) -> None:
+        formula = formula_of("gemm")
+        assert formula.fitted is not None
+        long, many = (
+            stack_columns([Gemm(m, m, 65_536, dtype="fp32", output="fp32")]) for m in (15, 4096)
+        )
+        constants = start(formula)
+        divided = formula.seconds(long, A100, constants)
+        assert formula.fitted(long, A100, constants) > 5 * divided
+        assert formula.fitted(many, A100, constants) == formula.seconds(many, A100, constants)
+
     def test_large_products_reach_the_efficiency(self) -> None:
         kernel = Gemm(132 * 128, 256 * 16, 16384)
         found = seconds(kernel, efficiency=0.8, loading=0.0, prologue=0.0, choice=0.01, floor=0.0)

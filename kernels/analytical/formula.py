@@ -123,7 +123,7 @@ class Formula:
         Whether its kernels draw so much power that a board with less of it lowers its clock.
     fitted : callable, optional
         As `seconds`, but without parts that have no constant of the fit: constants are fitted to
-        this. `seconds` if not given.
+        this. `seconds` if not given, as by variants that stretch another formula.
     """
 
     name: str

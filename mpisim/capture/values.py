@@ -347,7 +347,15 @@ class Values:
                 self._share[results[0]] = self._share[first] = share
 
     def _follow_drawn(self, short: str, tensors: list[Any], results: list[Any]) -> None:
-        """Follow tokens that are drawn, to the texts that hold them."""
+        """Follow tokens that are drawn, to the texts that hold them.
+
+        What chooses among scores counts as drawn, experts of a router too.
+        """
+        if short in ("fill_", "zero_") or (
+            short == "copy_" and tensors[1:] and tensors[1] not in self._drawn
+        ):
+            self._drawn.pop(results[0], None)
+            return
         draws = short in _DRAWS and bool(tensors) and tensors[0].is_floating_point()
         if draws or any(each in self._drawn for each in tensors):
             for each in results:

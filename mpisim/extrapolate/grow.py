@@ -454,7 +454,7 @@ def _counted(
         numbers |= {name: quantity.error for name, quantity in pipeline.numbers.items()}
         depends = dict.fromkeys(pipeline.numbers, 1.0)
         shares |= {(PREPARE, time): depends for time in preparation_times(workload.program)}
-    style = workload.layout.experiment.plan.framework.dp_style
+    framework = workload.layout.experiment.plan.framework
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
@@ -479,7 +479,9 @@ def _counted(
                 *context,
                 *input_not_modelled(workload.layout.experiment.data),
             ],
-            "left_out": 0.0 if alone else several_gpus(style).error,
+            "left_out": 0.0
+            if alone
+            else several_gpus(framework.dp_style, framework.cycle_time is not None).error,
         }
     )
 
@@ -499,13 +501,15 @@ def _kernels(pricings: Sequence[Pricing]) -> dict[str, Any]:
 
 
 @cache
-def several_gpus(style: Style | None) -> Quantity:
+def several_gpus(style: Style | None, horovod: bool = False) -> Quantity:
     """Return how far steps are off that were extrapolated from one GPU to several, as a factor.
 
     Parameters
     ----------
     style : Style or None
         Whose rules data parallelism follows; None where that is not known.
+    horovod : bool
+        Whether Horovod reduces gradients, for TensorFlow or MXNet.
     """
-    name = "pytorch" if style in OWN_STYLES else "other"
+    name = "pytorch" if style in OWN_STYLES and not horovod else "other"
     return build(Quantity, packaged(FILE)["several_gpus"][name], FILE, f"several_gpus.{name}")
