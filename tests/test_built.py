@@ -1,6 +1,7 @@
 """Stale binaries: what is compiled is known in one place, and a change of it is noticed."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,11 +101,11 @@ def test_a_setup_that_cannot_list_what_is_required_installs_nothing(tmp_path):
 
 def test_other_mpis_run_every_kind_of_call():
     """Processes are put into groups (``Comm.Split``) by what test_samples.py calls."""
-    script = (REPOSITORY / "run_scripts" / "test.sh").read_text()
-    listed = script.partition("\nfor name in ")[2].partition("; do")[0].replace("\\", "").split()
-    files = [REPOSITORY / "tests" / f"test_{name}.py" for name in listed]
-    assert all(path.exists() for path in files)
-    assert any("sampled_steps" in path.read_text() for path in files)
+    texts = [path.read_text() for path in sorted((REPOSITORY / "tests").glob("test_*.py"))]
+    marked = [each for each in texts if re.search(r"^pytestmark = .*mark\.mpi_calls", each, re.M)]
+    assert any("sampled_steps" in each for each in marked)
+    assert all(re.search(r"mark\.mpi\b", each) for each in marked)
+    assert not any("mark.two_processes" in each for each in marked)
 
 
 def test_these_binaries_are_those_of_these_sources():

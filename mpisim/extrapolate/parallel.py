@@ -363,7 +363,7 @@ def _step(program: Program, comm: Intracomm, network: Any) -> float:
     """Seconds of a job's step: the mean of those recorded. **Collective.**"""
     run = simulate(program, comm, network=network)
     found = step_of_job(program, run, comm)
-    return (int(run.step_time) if found is None else found.recorded.mean_ps) / 1e12
+    return (int(run.step_time) if found is None else found.recorded.mean_ps) * 1e-12
 
 
 # --- what is said of it --------------------------------------------------------------------------
