@@ -106,14 +106,14 @@ NORMAL_AS_TANH = 0.851
 than the error function, and no other factor has a smaller largest difference."""
 
 LEAST_DEPTH = number("split_depth")
-"""Steps of k of a part where parts fill the GPU."""
+"""Least depth of a part, in elements along k, where a product is divided to fill the GPU."""
 LEAST_GAIN = number("split_gain")
-"""Parts that fill the GPU over those of the tilings, from which on a product has them."""
+"""A product is divided to fill the GPU if that gives this many times the parts of a tiling."""
 SUM_STEP = number("reduction_step")
 SUMS_AT_ONCE = number("split_sums_at_once")
 """Parts that a thread of the adding kernel loads at once."""
 UNAVAILABLE = 1e9
-"""Seconds of a division that a kernel does not have: never chosen, and no infinity to divide by."""
+"""Seconds of a choice that a kernel does not have: finite, so that ratios of times stay finite."""
 
 MIN_SM_SHARE = number("least_sm_share")
 LONGEST_BURST = number("longest_burst")
@@ -197,7 +197,7 @@ def filling_times(
     gpu: GpuParameters,
     constants: Constants,
 ) -> list[tuple[Any, Any]]:
-    """Return the times of a product that is divided along k into as many parts as fill the GPU.
+    """Sizes of a product → its times if split along k into as many parts as there are free SMs.
 
     Parameters
     ----------

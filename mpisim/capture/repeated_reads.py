@@ -31,7 +31,7 @@ So is a line of a ``for`` loop, which may go over something without an end.
 
 
 class RepeatedReads:
-    """Counts how often one line has asked in a row."""
+    """How often in a row one line of the script has read a truth value that is not known."""
 
     def __init__(self) -> None:
         self._last: Any = None

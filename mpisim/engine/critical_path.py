@@ -332,7 +332,7 @@ class _Walk:
         return self._over_kernels(at_end=False)
 
     def _over_kernels(self, at_end: bool) -> _Step | None:
-        """From the end or ready time of a kernel back over those before it, to a call or a rank."""
+        """A kernel's end or ready time → the step back to the CPU call or rank it waited for."""
         rows, row, time = self.rows, self.row, self.time
         kind, flags, last, stream_row = rows.kind, rows.flags, rows.last, rows.stream_row
         wire, end, begin, binding, gap = rows.wire, rows.end, rows.begin, rows.binding, rows.gap

@@ -43,7 +43,7 @@ __all__ = ["Distribution", "Role", "Tilings", "distribute"]
 Ints = NDArray[np.int64]
 
 _EAGER = int(Flag.EAGER)
-"""Members of an enumeration take longer to combine with arrays."""
+"""As a plain integer, which numpy combines with arrays faster than a member of an IntFlag."""
 
 Tilings = Callable[[Hashable, Callable[[], Tiles]], Tiles]
 """(key, what finds the tiles) → tiles of that key, kept from an earlier program or found."""
@@ -283,7 +283,7 @@ def _core_input(
 def _lowered_tables(
     program: Program, ranks: NDArray[np.int32], known: LoweredTables
 ) -> tuple[list[LoweredTable], NDArray[np.int32]]:
-    """Ranks of this process → their distinct tables as instructions, and each rank's index.
+    """Ranks of this process → tables as instructions, each once, and which of them a rank has.
 
     Each of these tables has a rank here, whatever others the program has.
     """

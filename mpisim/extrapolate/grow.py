@@ -77,7 +77,7 @@ from .traced_input import (
 __all__ = ["Extrapolated", "Target", "extrapolate", "several_gpus"]
 
 OWN_STYLES = ("ddp", "fsdp")
-"""Styles of data parallelism that PyTorch itself has."""
+"""Values of `framework.dp_style` that PyTorch implements itself."""
 
 SHARED = ("host_gap", "launch_call", "launch_latency")
 """Numbers of a GPU that launches of kernels depend on which were not traced."""

@@ -190,7 +190,7 @@ def printed() -> dict[str, float]:
 
 
 def main() -> None:
-    """Capture the programs, and print a line of each."""
+    """Programs of docs/capture.md → captured and priced; a line of figures for each is printed."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="programs whose names have this in them")

@@ -180,7 +180,7 @@ def _ring_hops(rings: Sequence[tuple[Ranks, Ranks]], count: int) -> HopChains:
 
 
 def _single_hops(source: Ranks, target: Ranks) -> HopChains:
-    """Senders and receivers → hops that all go at once."""
+    """Senders and receivers → one message each, none of which waits for another."""
     return HopChains(source, target, np.arange(len(source)))
 
 

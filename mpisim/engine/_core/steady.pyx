@@ -17,7 +17,7 @@ cdef int IS_HOST_WAIT = IS_HOST + 1
 
 
 def last_forwards(table, int64_t forward, int64_t micro_batches):
-    """Return the first rows on the device of the last forward, and of the one a round before.
+    """Table → the first GPU rows of its last forward pass and of that one round earlier.
 
     Parameters
     ----------
