@@ -204,7 +204,11 @@ def test_the_rate_of_nics_of_a_cluster_with_changes(row: Any) -> None:
     # What was chosen for a cluster stays.
     changes = ("cluster.gpus_per_node=4", "cluster.nics=4", "cluster.nic_bandwidth=50 Gb/s")
     cluster = ClusterFor("H100-SXM-80GB", "dgx-h100", 4, 1600, changes=changes, why="a test")
-    assert nics(replace(known, clusters=(cluster,)), 800) == (4, "50 Gb/s")
+    kept = replace(known, clusters=(cluster,))
+    assert nics(kept, 800) == (4, "50 Gb/s")
+    found = experiment_of(row(VTRAIN, **four, node_network_gbps=800), kept)
+    assert isinstance(found, Mapped)
+    assert "dgx-h100, its NICs in place of 800 Gb/s a node" in str(found.defaults)
     # One GPU of a node of 4 with 2 NICs has a whole one.
     one = {"gpus_per_node": 1, "num_gpus": 2, "gpu": "L40S", "dp": 2, "tp": 1}
     assert nics(known, 400, **one) == (1, None)

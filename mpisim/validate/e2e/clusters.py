@@ -20,6 +20,9 @@ ANY = "dgx-h100"
 ANY_NUMBER = ("nvswitch", "pcie")
 """Kinds of nodes that may have any number of GPUs."""
 
+NIC_RATE = "cluster.nic_bandwidth"
+"""Key of an experiment: the rate of a NIC. Where a cluster's changes set it, rows do not."""
+
 IN_PART = "xgmi-mesh"
 """Nodes of which a part may be used: a GPU then sends over the links to the others of that part."""
 
@@ -165,6 +168,10 @@ def _assumptions(best: ClusterFor, network: float | None, per_node: int | None) 
     assumed = []
     if network is None:
         assumed.append(f"cluster.preset = {best.preset} (network not stated)")
+    elif network != best.network and any(assigned(each)[0] == NIC_RATE for each in best.changes):
+        assumed.append(
+            f"cluster.preset = {best.preset}, its NICs in place of {network:g} Gb/s a node"
+        )
     elif network != best.network:
         assumed.append(
             f"cluster.preset = {best.preset}, {network:g} Gb/s a node in place of {best.network}"
@@ -185,10 +192,10 @@ def _line_rate(
     node = find_file(best.preset, "clusters", "cluster").table.get("node", {})
     if not network or network == best.network or "nics" not in node:
         return {}
-    if "cluster.nic_bandwidth" in changes:
+    if NIC_RATE in changes:
         return {}
     rate = network / changes.get("cluster.nics", node["nics"])
-    return {"cluster.nic_bandwidth": f"{rate:.12g} Gb/s"}
+    return {NIC_RATE: f"{rate:.12g} Gb/s"}
 
 
 def _middle(
