@@ -6,6 +6,8 @@ a schedule is laid out.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hypothesis import strategies as st
 
 from mpisim.program import Phase
@@ -38,11 +40,26 @@ def together(actions: tuple[Action, ...]) -> list[list[Action]]:
     return groups
 
 
+class StageTimes(NamedTuple):
+    """When a stage begins its first action and ends its last one, and how long it works."""
+
+    begin: int
+    end: int
+    busy: int
+
+
 def simulate(pipe: Pipeline, times: dict[str, int]) -> list[int]:
     """Return how long each stage idles in a step: longest paths, messages taking no time.
 
     `times` of F, I (backward of the inputs), W, and F&B, of one chunk.
     """
+    found = stage_times(pipe, times)
+    end = max(each.end for each in found)
+    return [end - each.busy for each in found]
+
+
+def stage_times(pipe: Pipeline, times: dict[str, int]) -> list[StageTimes]:
+    """Return the times of each stage, from those of F, I, W and F&B of one chunk."""
     ends: dict[tuple[Phase, int, int, int], int] = {}
 
     def needed(stage: int, action: Action) -> tuple[Phase, int, int, int] | None:
@@ -67,6 +84,7 @@ def simulate(pipe: Pipeline, times: dict[str, int]) -> list[int]:
 
     todo = [together(actions) for actions in pipe.actions]
     position, now, busy = [0] * pipe.stages, [0] * pipe.stages, [0] * pipe.stages
+    begin = [0] * pipe.stages
     moved = True
     while moved:
         moved = False
@@ -76,14 +94,17 @@ def simulate(pipe: Pipeline, times: dict[str, int]) -> list[int]:
                 needs = [need for action in group if (need := needed(stage, action)) is not None]
                 if any(need not in ends for need in needs):
                     break
+                start = max([now[stage], *(ends[need] for need in needs)])
+                if position[stage] == 0:
+                    begin[stage] = start
                 busy[stage] += lasts(group)
-                now[stage] = max([now[stage], *(ends[need] for need in needs)]) + lasts(group)
+                now[stage] = start + lasts(group)
                 for action in group:
                     ends[action.phase, stage, action.chunk, action.micro_batch] = now[stage]
                 position[stage] += 1
                 moved = True
     assert position == [len(groups) for groups in todo], "deadlock"
-    return [max(now) - spent for spent in busy]
+    return list(map(StageTimes, begin, now, busy))
 
 
 def in_flight(pipe: Pipeline, stage: int = 0) -> int:
@@ -100,6 +121,9 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     if name == "dualpipe":
         stages = 2 * draw(st.integers(1, 5))
         return pipeline(name, stages, 2 * draw(st.integers(stages, 2 * stages + 3)))
+    if name == "dualpipe-v":
+        stages = draw(st.integers(1, 6))
+        return pipeline(name, stages, draw(st.integers(2 * stages, 3 * stages + 3)), 2)
     if name == "zb-v":
         return pipeline(name, draw(st.integers(1, 8)), draw(st.integers(1, 24)), 2)
     if name == "interleaved":

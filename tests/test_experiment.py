@@ -331,6 +331,12 @@ BAD = [
         'pp = 2\nvpp = 2\npipeline = "zb-v"\noverlap.p2p = false',
         "overlap.p2p is false, but pipeline.schedule = 'zb-v': its stages would wait",
     ),
+    (
+        SMALL,
+        "tp = 2",
+        'pp = 2\npipeline = "zb-h2"\noverlap.p2p = false',
+        "overlap.p2p is false, but pipeline.schedule = 'zb-h2': its stages would wait",
+    ),
     (MIXTURE, "ep = 2", "ep = 3", "etp × ep is 1 × 3 = 3, which does not divide"),
     # [cluster], [kernels], [network], [run]
     (SMALL, "dgx-h100", "dgx-h10", "dgx-h10"),

@@ -161,7 +161,7 @@ def test_gradients_of_weights_that_are_put_off() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_walk_keeps_what_the_schedule_says(name: str) -> None:
-    pipe = pipeline(name, 4, 8, 2 if name in ("interleaved", "zb-v") else 1)
+    pipe = pipeline(name, 4, 8, 2 if name in ("interleaved", "zb-v", "dualpipe-v") else 1)
     for stage in range(4):
         saved, later = [7, 11][: pipe.chunks], [3, 4][: pipe.chunks]
         chunks = [
@@ -170,7 +170,7 @@ def test_the_walk_keeps_what_the_schedule_says(name: str) -> None:
         ]
         worst = peak(pipe, stage, chunks)
         assert worst.kept == pipe.peak(stage, saved, later)
-        if name != "dualpipe":
+        if not SCHEDULES[name].pairs_passes:
             assert worst.total == worst.kept
 
 
@@ -296,6 +296,19 @@ def test_dualpipe_holds_parameters_twice() -> None:
     once, twice = walk(pp=4), walk(pp=4, schedule="dualpipe")
     assert all(b.states == 2 * a.states for a, b in zip(once, twice, strict=True))
     assert max(each.activations for each in twice) == (4 + 1) * 2 * 10**9
+
+
+def test_dualpipe_v_holds_parameters_once() -> None:
+    """And activations of a chunk more than there are (README of deepseek-ai/DualPipe)."""
+    once, in_a_v = walk(pp=4), walk(pp=4, vpp=2, schedule="dualpipe-v")
+    assert sum(each.states for each in in_a_v) == sum(each.states for each in once)
+    assert max(each.activations for each in in_a_v) == (2 * 4 + 1) * 10**9
+
+
+def test_zb_h2_keeps_twice_the_activations() -> None:
+    """(2p - 1) micro-batches on the first stage (arXiv:2401.10241, table 2)."""
+    kept = [each.activations for each in walk(pp=4, schedule="zb-h2")]
+    assert kept[0] == max(kept) == (2 * 4 - 1) * 2 * 10**9
 
 
 def test_chimera_holds_parameters_twice_and_keeps_most_in_the_middle() -> None:

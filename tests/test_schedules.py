@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_schedules import TIME, in_flight, pipelines, simulate, spell
+from simulated_schedules import TIME, in_flight, pipelines, simulate, spell, stage_times
 
 from mpisim.base.errors import InputError
 from mpisim.program import Phase
@@ -98,6 +98,17 @@ def test_zb_h1_by_hand() -> None:
     ]
     few = pipeline("zb-h1", stages=4, micro_batches=2)
     assert spell(few, 3) == "F0 I0 F1 I1 W0 W1"
+
+
+def test_zb_h2_by_hand() -> None:
+    """The figure of the paper: enough forwards to fill the wait for the first gradient."""
+    pipe = pipeline("zb-h2", stages=4, micro_batches=9)
+    assert [spell(pipe, stage) for stage in range(4)] == [
+        "F0 F1 F2 F3 F4 F5 F6 I0 W0 F7 I1 W1 F8 I2 W2 I3 W3 I4 W4 I5 W5 I6 W6 I7 W7 I8 W8",
+        "F0 F1 F2 F3 F4 I0 F5 I1 F6 I2 W0 F7 I3 W1 F8 I4 W2 I5 W3 I6 W4 I7 W5 I8 W6 W7 W8",
+        "F0 F1 F2 I0 F3 I1 F4 I2 F5 I3 F6 I4 W0 F7 I5 W1 F8 I6 W2 I7 W3 I8 W4 W5 W6 W7 W8",
+        "F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 F5 I5 F6 I6 W0 F7 I7 W1 F8 I8 W2 W3 W4 W5 W6 W7 W8",
+    ]
 
 
 def test_zb_v_by_hand() -> None:
@@ -271,6 +282,20 @@ def test_bubble_of_zb_h1(p: int, more: int, f: int, i: int, w: int) -> None:
         assert idle == [(p - 1) * (f + (i + w) - 2 * w)] * p
 
 
+@given(st.integers(1, 8), st.integers(0, 16), TIME, TIME, st.data())
+def test_bubble_of_zb_h2(p: int, more: int, f: int, i: int, data: st.DataObject) -> None:
+    """(p - 1)(F + I - 2W) between a stage's first and last action (arXiv:2401.10241, table 2).
+
+    A step that begins on all stages at once has the longer of this and the last stage's wait for
+    its first forward.
+    """
+    w = data.draw(st.integers(1, min(f, i)))
+    found = stage_times(pipeline("zb-h2", p, 2 * p - 1 + more), {"F": f, "I": i, "W": w})
+    assert max(end - begin - busy for begin, end, busy in found) == (p - 1) * (f + i - 2 * w)
+    end, busy = max(each.end for each in found), found[0].busy
+    assert end - busy == (p - 1) * max(f, f + (i + w) - 3 * w)
+
+
 @given(st.integers(1, 7), st.integers(0, 9), st.integers(1, 20), st.data())
 def test_bubble_of_zb_v(p: int, more: int, i: int, data: st.DataObject) -> None:
     """(p - 1) I: with equal times that of the last stage's wait for its first forward, no more."""
@@ -290,6 +315,11 @@ def test_activations_in_flight(p: int, more: int) -> None:
     assert in_flight(pipeline("gpipe", p, m)) == m
     assert [in_flight(pipeline("1f1b", p, m), stage) for stage in range(p)] == [*range(p, 0, -1)]
     assert in_flight(pipeline("zb-h1", p, m)) == p
+    ahead = pipeline("zb-h2", p, m)  # arXiv:2401.10241, table 2: (2p - 1) of either kind, anywhere
+    assert [ahead.peak(stage, [1], [1]) for stage in range(p)] == [2 * p - 1] * p
+    assert [in_flight(ahead, stage) for stage in range(p)] == [*range(2 * p - 1, 0, -2)]
+    half = pipeline("dualpipe-v", p, m, 2)  # README of deepseek-ai/DualPipe: chunks + 1
+    assert [in_flight(half, stage) for stage in range(p)] == [2 * p + 1] * p
     in_a_v = pipeline("zb-v", p, m, 2)  # arXiv:2401.10241, section 6: no more than 1F1B, anywhere
     assert [in_flight(in_a_v, stage) / 2 for stage in range(p)] == [p] * p
     if p % 2 == 0:
@@ -352,6 +382,9 @@ def test_peak_weighs_chunks() -> None:
         ("zb-h1", 4, 8, 1, 4, "schedule zb-h1: group is for the schedule interleaved only"),
         ("zb-v", 4, 8, 1, None, "chunks is 1; it must be 2: a stage holds two (vpp = 2)"),
         ("zb-v", 4, 8, 3, None, "chunks is 3; it must be 2"),
+        ("dualpipe-v", 4, 8, 1, None, "schedule dualpipe-v: chunks is 1; it must be 2"),
+        ("dualpipe-v", 4, 7, 2, None, "micro_batches is 7; it must be at least twice"),
+        ("zb-h2", 4, 8, 2, None, "schedule zb-h2: chunks is for the schedule interleaved only"),
         ("interleaved", 4, 8, 1, None, "chunks is 1; both must be 2 or more (1f1b is"),
         ("interleaved", 1, 8, 2, None, "stages is 1 and chunks is 2; both must be 2 or more"),
         ("interleaved", 4, 10, 2, None, "micro_batches is 10; it must be a multiple of the group"),

@@ -108,10 +108,11 @@ def test_no_step_is_faster_than_its_bound():
     assert gained > 1.02
 
 
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
 @pytest.mark.parametrize("stages", [[2, 2, 2, 2], [1, 3, 3, 1]])
-def test_no_step_in_a_v_is_faster_than_its_bound(stages: list[int]) -> None:
+def test_no_step_in_a_v_is_faster_than_its_bound(schedule: str, stages: list[int]) -> None:
     plan = {"pp": 2, "vpp": 2, "global_batch": 8}
-    pipeline = {"schedule": "zb-v", "stages": stages}
+    pipeline = {"schedule": schedule, "stages": stages}
     found = {**SMALL, "plan": {**plan, "pipeline": pipeline}, "cluster": {"preset": "dgx-h100"}}
     found["cluster"]["gpus"] = 2
     experiment = experiment_of(found, "x.toml")

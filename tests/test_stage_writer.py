@@ -25,6 +25,8 @@ PLANS = {
     "recomputed": 'pp = 4\nglobal_batch = 8\nrecompute = "full"\nrecompute_layers = 1',
     "weights put off": 'pp = 4\nglobal_batch = 8\nschedule = "zb-h1"',
     "in a V": 'pp = 4\nvpp = 2\nglobal_batch = 8\nschedule = "zb-v"',
+    "far ahead": 'pp = 4\nglobal_batch = 8\nschedule = "zb-h2"',
+    "paired in a V": 'pp = 4\nvpp = 2\nglobal_batch = 32\nschedule = "dualpipe-v"',
     "mirrored": 'pp = 4\nglobal_batch = 32\nschedule = "dualpipe"',
     "mirrored, not paired": 'pp = 4\nglobal_batch = 32\nschedule = "chimera"',
     "uneven": "pp = 4\nglobal_batch = 8\nstages = [1, 3, 2, 2]",

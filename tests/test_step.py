@@ -297,6 +297,32 @@ def test_bubble_of_zb_v(stages: int, more: int, time: int) -> None:
     assert (first, last) == ({-1, 0, 2 * stages - 1}, {-1, stages - 1, stages})
 
 
+@settings(deadline=None, max_examples=10)
+@given(stages=st.integers(2, 4), more=st.integers(0, 4), time=times, weight=times)
+def test_bubble_of_zb_h2(stages: int, more: int, time: int, weight: int) -> None:
+    # (p - 1) (F + B - 2 W) of a stage (arXiv:2401.10241); of the step at least the last one's wait.
+    weight = min(weight, time)
+    done = step(
+        stages,
+        (time, time, weight),
+        stages,
+        pp=stages,
+        schedule="zb-h2",
+        global_batch=2 * stages - 1 + more,
+    )
+    check_matching(done.program)
+    assert bubble(done) == (stages - 1) * max(time, 2 * time - 2 * weight)
+
+
+def test_dualpipe_v_runs_and_its_messages_match() -> None:
+    done = step(8, (5, 5, 5), 4, pp=4, vpp=2, schedule="dualpipe-v", global_batch=8)
+    check_matching(done.program)
+    engine.simulate(done.program, network=Free())
+    # The first stage holds both ends, the last the middle, which it hands on to itself.
+    first, last = (set(done.program.table_of(rank).layer.tolist()) for rank in (0, 3))
+    assert (first, last) == ({-1, 0, 7}, {-1, 3, 4})
+
+
 @pytest.mark.parametrize("schedule", ["chimera", "dualpipe"])
 def test_both_directions_run_and_their_messages_match(schedule: str) -> None:
     done = step(4, (5, 5, 5), 4, pp=4, schedule=schedule, global_batch=8)

@@ -67,7 +67,7 @@ BRIEF_MODEL_NOTE = """\
 BRIEF_PLAN = {
     "tp": "tensor parallel size",
     "pp": "pipeline stages",
-    "vpp": 'model chunks of a stage, with pipeline = "interleaved" or "zb-v"',
+    "vpp": 'model chunks of a stage, with pipeline = "interleaved", "zb-v", "dualpipe-v"',
     "cp": "context parallel size",
     "ep": "expert parallel size",
     "etp": "tensor parallel size inside an expert",

@@ -56,7 +56,7 @@ class Plan:
     tp, pp, cp : int
         Tensor, pipeline and context parallel size.
     vpp : int
-        Model chunks of a stage (schedules interleaved and zb-v).
+        Model chunks of a stage (schedules interleaved, zb-v and dualpipe-v).
     ep, etp : int
         Expert parallel size, inside tp × cp × dp; tensor parallel size inside an expert (`tp` if
         not given).
@@ -280,7 +280,7 @@ def _check_sizes(plan: Plan) -> None:
             f"vpp is {plan.vpp}, but pipeline.schedule = {plan.pipeline.schedule!r} has two chunks "
             "a stage: vpp = 2"
         )
-    if schedule.v_shaped and not plan.overlaps_p2p:
+    if schedule.needs_overlap and not plan.overlaps_p2p:
         raise InputError(
             f"overlap.p2p is false, but pipeline.schedule = {plan.pipeline.schedule!r}: its stages "
             "would wait for each other's messages"

@@ -18,8 +18,9 @@ from ..base.frozen import frozen
 from ..base.lru_cache import kept_by_size
 from ..program import Phase
 from .actions import Action, Order, Pipeline, PipelineSize, Place, part_of
-from .mirrored import check_chimera, check_dualpipe, chimera, dualpipe
-from .v_shaped import check_zb_v, zb_v
+from .chimera import check_chimera, chimera
+from .dualpipe import check_dualpipe, check_dualpipe_v, dualpipe, dualpipe_v
+from .zb_v import check_zb_v, zb_v
 
 __all__ = [
     "SCHEDULES",
@@ -31,7 +32,17 @@ __all__ = [
     "pipeline",
 ]
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe"]
+ScheduleName = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "chimera",
+    "dualpipe",
+    "dualpipe-v",
+]
 """Values of ``plan.pipeline.schedule``."""
 
 MOST_ACTIONS = 100_000
@@ -65,6 +76,8 @@ class Schedule:
     overlaps_messages : bool
         Whether its implementation computes on while messages are sent (``plan.overlap.p2p``, where
         a plan does not say).
+    needs_overlap : bool
+        Whether stages would wait for each other's messages, without end, if they did not.
     megatron : bool
         Whether Megatron-LM has it, whose CPU waits for messages that do not overlap.
     rounds_to_fill : int, optional
@@ -82,6 +95,9 @@ class Schedule:
         Whether every part of the model is held twice, for pipelines of both directions.
     splits_backward : bool
         Whether gradients of weights may come apart from those of inputs, and later.
+    pairs_passes : bool
+        Whether forwards run overlapped with backwards of other micro-batches, without a key that
+        says so.
     check : callable, optional
         Refuses sizes that the schedule cannot work with; called before `order`.
     """
@@ -93,6 +109,7 @@ class Schedule:
     source: str
     order: Callable[[PipelineSize], tuple[Order, ...]]
     overlaps_messages: bool
+    needs_overlap: bool = False
     megatron: bool = False
     rounds_to_fill: int | None = None
     alternates: bool = False
@@ -100,6 +117,7 @@ class Schedule:
     v_shaped: bool = False
     mirrored: bool = False
     splits_backward: bool = False
+    pairs_passes: bool = False
     check: Callable[[PipelineSize], None] | None = None
 
 
@@ -193,12 +211,36 @@ def _zb_h1(size: PipelineSize) -> tuple[Order, ...]:
     is the paper's ZB1P. (The quick start of sail-sg/zero-bubble-pipeline-parallelism puts off the
     same work, but does not split backwards where it would follow at once.)
     """
+    return _zero_bubble(size, 1)
+
+
+def _zb_h2(size: PipelineSize) -> tuple[Order, ...]:
+    """1F1B with twice the forwards ahead, and gradients of weights put off (ZB-H2, ibid., 2.2).
+
+    Stage s starts with so many forwards that its first backward's gradient is there when they are
+    done, and falls 2s micro-batches behind with its gradients of weights, which fill its time after
+    the last backward: twice of what ZB-H1 does of both. Where forward, backward and gradients of
+    weights take equally long, no stage waits between its first and its last action.
+    """
+    return _zero_bubble(size, 2)
+
+
+def _zero_bubble(size: PipelineSize, ahead: int) -> tuple[Order, ...]:
+    """Forwards and backwards by turns, split, with gradients of weights put off.
+
+    Parameters
+    ----------
+    size : PipelineSize
+    ahead : int
+        Forwards ahead for each stage that follows, and micro-batches behind with gradients of
+        weights for each stage before.
+    """
     stages = size.stages
     places = [(0, i) for i in range(size.micro_batches)]
     forwards, backwards = _forwards(places), _backwards(places, split=True)
     weights = [Action(Phase.WEIGHT, chunk, i) for chunk, i in places]
     return tuple(
-        _alternate(forwards, backwards, stages - 1 - stage, weights, stage)
+        _alternate(forwards, backwards, ahead * (stages - 1 - stage), weights, ahead * stage)
         for stage in range(stages)
     )
 
@@ -299,6 +341,17 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             overlaps_messages=True,
             splits_backward=True,
         ),
+        "zb-h2": Schedule(
+            title="ZB-H1 with twice the forwards ahead",
+            chunks="1",
+            bubble="(p-1)max(F,F+B-3W) if W is at most F and B-W",
+            in_flight="2p-1",
+            source="ZB-H2, arXiv:2401.10241",
+            order=_zb_h2,
+            overlaps_messages=True,
+            needs_overlap=True,
+            splits_backward=True,
+        ),
         "zb-v": Schedule(
             title="Two chunks a stage in a V, gradients of weights put off",
             chunks="2; the last stage hands its output on to itself",
@@ -307,6 +360,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             source="ZB-V, arXiv:2401.10241; torch.distributed.pipelining",
             order=zb_v,
             overlaps_messages=True,
+            needs_overlap=True,
             v_shaped=True,
             splits_backward=True,
             check=check_zb_v,
@@ -333,7 +387,23 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             rounds_to_fill=3,
             mirrored=True,
             splits_backward=True,
+            pairs_passes=True,
             check=check_dualpipe,
+        ),
+        "dualpipe-v": Schedule(
+            title="Two chunks a stage in a V, forwards and backwards overlapped",
+            chunks="2; the last stage hands its output on to itself; micro-batches twice the "
+            "stages or more",
+            bubble="(p-1)(F&B+B-3W)/2 if F = B-W and W is at most F",
+            in_flight="p+1/2",
+            source="github.com/deepseek-ai/DualPipe; torch.distributed.pipelining",
+            order=dualpipe_v,
+            overlaps_messages=True,
+            needs_overlap=True,
+            v_shaped=True,
+            splits_backward=True,
+            pairs_passes=True,
+            check=check_dualpipe_v,
         ),
     }
 )
@@ -418,8 +488,8 @@ def pipeline(
         Of one step through this pipeline.
     chunks : int
         Model chunks (virtual stages) a stage's share of the model is cut into: 2 or more for
-        ``interleaved``, 2 for ``zb-v``, 1 for the others. (``dualpipe`` cuts none; it gives a
-        stage a second chunk, which another stage holds too.)
+        ``interleaved``, 2 for ``zb-v`` and ``dualpipe-v``, 1 for the others. (``dualpipe`` cuts
+        none; it gives a stage a second chunk, which another stage holds too.)
     group : int, optional
         ``interleaved`` only: micro-batches that a stage takes through one chunk before it turns to
         the next (Megatron-LM's ``microbatch_group_size_per_vp_stage``). If not given, as many as

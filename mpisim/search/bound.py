@@ -185,7 +185,8 @@ class StepBounds:
         shape = (OF_LAYERS if transformer else OF_A_PLAN)(plan)
         price = self._price(experiment, hardware)
         # Passes of two micro-batches that take turns hide the communications of each other.
-        alone = not (plan.overlap.ep or SCHEDULES[plan.pipeline.schedule].mirrored)
+        schedule = SCHEDULES[plan.pipeline.schedule]
+        alone = not (plan.overlap.ep or schedule.mirrored or schedule.pairs_passes)
         classes = price.classes_of(grid) if alone else {}
         # Whether gradients are added up; on how many nodes experts lie, where dispatchers heed it.
         accumulates = plan.global_batch > grid.dp * plan.micro_batch

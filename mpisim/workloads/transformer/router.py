@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, Precision, Softmax
 
 from ...program import Operation
+from ...schedules import SCHEDULES
 from ..operators import Communicate, Compute, Operator, Parameter, Task
 from .pointwise import elementwise
 from .precision import accumulate_gradient
@@ -176,7 +177,7 @@ def load_balancing(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
     forward.append(elementwise(f"{loss} token sums", MAP_ENTRY_BYTES * scores))
     # Of two passes that overlap, the other runs where one waits: in Megatron-LM only at exchanges
     # of tokens, not at this, which takes some us and is left out there.
-    paired = s.plan.overlap.ep or s.plan.pipeline.schedule == "dualpipe"
+    paired = s.plan.overlap.ep or SCHEDULES[s.plan.pipeline.schedule].pairs_passes
     if s.grid.tp * s.grid.cp > 1 and not paired:
         group = "tp" if s.grid.tp > 1 else "cp"
         forward.append(Communicate(f"{loss} all-reduce", Operation.ALL_REDUCE, group, FP32 * n))

@@ -1,4 +1,4 @@
-"""Orders of pipelines whose parts go from the first stage to the last and back, in a V.
+"""Order of ZB-V, a pipeline whose parts go from the first stage to the last and back, in a V.
 
 A stage holds two model chunks: chunk 0 of stage s is part s of the model, chunk 1 part
 ``2 × stages - 1 - s``. So the first stage holds both ends of the model, and the last one hands its

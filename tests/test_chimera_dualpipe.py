@@ -1,9 +1,11 @@
-"""Two pipelines in opposite directions, Chimera and DualPipe: published orders and bubbles.
+"""Chimera, DualPipe and DualPipeV: published orders and bubbles.
 
 What holds of every schedule, and what is refused, has tests in test_schedules.py.
 """
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from simulated_schedules import TIME, simulate, spell
 
 from mpisim.program import Phase
-from mpisim.schedules import pipeline
+from mpisim.schedules import Pipeline, pipeline
 
 
 def test_chimera_by_hand() -> None:
@@ -53,6 +55,51 @@ def test_dualpipe_has_the_steps_of_the_published_code(stages: int, micro_batches
         assert [a.phase for a in actions[-step_8:]] == [Phase.WEIGHT] * step_8
 
 
+def test_dualpipe_v_by_hand() -> None:
+    """The eight steps of dualpipev.py, worked through for two stages and five micro-batches."""
+    pipe = pipeline("dualpipe-v", stages=2, micro_batches=5, chunks=2)
+    assert [spell(pipe, stage) for stage in range(2)] == [
+        "F0a F1a F2a F0b I0b W0b F1b F3a &B1b F2b &B0a F4a &B2b F3b &B1a B3b F4b &B2a "
+        "B4b I3a W3a I4a W4a",
+        "F0a F0b F1a F1b F2a B0b F2b &B0a F3a &B1b F3b &B1a F4a &B2b F4b &B2a "
+        "B3b B3a I4b I4a W4b W4a",
+    ]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 2), (2, 4), (3, 7), (8, 16), (8, 21)])
+def test_dualpipe_v_is_the_order_of_pytorch(stages: int, micro_batches: int) -> None:
+    """Action by action, ``ScheduleDualPipeV`` of the PyTorch that is installed."""
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    pipe = pipeline("dualpipe-v", stages, micro_batches, 2)
+    sizes = SimpleNamespace(pp_group_size=stages, _n_microbatches=micro_batches)
+    letters = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "B"}
+    for stage in range(stages):
+        order = schedules.ScheduleDualPipeV._calculate_single_rank_operations(sizes, stage)
+        written = [
+            "&" * place
+            + letters[each.computation_type.name]
+            + f"{each.microbatch_index}{'a' if each.stage_index < stages else 'b'}"
+            for action in order
+            for place, each in enumerate(action.sub_actions or (action,))
+        ]
+        assert spell(pipe, stage) == " ".join(written)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 2), (2, 5), (4, 8), (5, 13)])
+def test_dualpipe_v_is_a_half_of_dualpipe(stages: int, micro_batches: int) -> None:
+    """Its stages do what the first half of DualPipe's do with as many micro-batches either way."""
+    whole = pipeline("dualpipe", 2 * stages, 2 * micro_batches)
+    half = pipeline("dualpipe-v", stages, micro_batches, 2)
+
+    def kinds(pipe: Pipeline, stage: int) -> list[tuple[Phase, int, int, bool, bool]]:
+        return [
+            (a.phase, a.chunk, a.micro_batch % micro_batches, a.split, a.paired)
+            for a in pipe.actions[stage]
+        ]
+
+    assert all(kinds(whole, stage) == kinds(half, stage) for stage in range(stages))
+
+
 @given(st.integers(1, 5), st.integers(1, 5), TIME, TIME)
 def test_bubble_of_chimera(half: int, units: int, f: int, b: int) -> None:
     """p - 2 slots where F and B last equally long, for any number of units (arXiv:2107.06925, 3.1).
@@ -75,14 +122,15 @@ def test_bubble_of_dualpipe(half: int, more: int, data: st.DataObject) -> None:
 
     Exact for the two stages in the middle where a forward lasts as long as the backward of the
     inputs and W no longer, as the table assumes; the other stages overlap less, work longer and
-    idle less.
+    idle less. Of DualPipeV, p counts the chunks of all stages: two of each.
     """
     p = 2 * half
     f = data.draw(TIME, "F and backward of the inputs")
     w = data.draw(st.integers(1, f), "W")
     b = f + w
     both = data.draw(st.integers(b, f + b), "F&B")
-    idle = simulate(
-        pipeline("dualpipe", p, 2 * p + 2 * more), {"F": f, "I": f, "W": w, "F&B": both}
-    )
+    times = {"F": f, "I": f, "W": w, "F&B": both}
+    idle = simulate(pipeline("dualpipe", p, 2 * p + 2 * more), times)
     assert idle[half - 1] == idle[half] == max(idle) == (half - 1) * (both + b - 3 * w)
+    in_a_v = simulate(pipeline("dualpipe-v", half, p + more, 2), times)
+    assert in_a_v[-1] == max(in_a_v) == (half - 1) * (both + b - 3 * w)
