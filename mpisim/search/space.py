@@ -16,6 +16,7 @@ means the same on every process and in a store, and no list of them is ever made
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -249,6 +250,8 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
         if traced is not None:
             traced.check_key(key)
         values[key] = _values(key, value, automatic, source)
+    if choice.each is not None:
+        choice = replace(choice, each=short_key(choice.each))
     if choice.each is not None and choice.each not in values:
         raise InputError(
             f"{source}: key 'search.each' is {choice.each!r}, which is not varied"
