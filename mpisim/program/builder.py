@@ -9,13 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base._core.distinct import rows_as_array
 from ..base.errors import ProgramError
 from ..base.kinds import Flag, Kind, Operation, Phase
+from ._core.building import rows_as_arrays
 from .program import Communicators, Names, Program
 from .table import COLUMNS, UNPRICED, Table
 
 __all__ = ["Mark", "ProgramBuilder", "TableBuilder", "columns_of"]
+
+_FLAGS, _JOINED = list(COLUMNS).index("flags"), int(Flag.JOINED)
+
+_LOWEST, _HIGHEST = np.array(
+    [[limits.min, limits.max] for limits in map(np.iinfo, COLUMNS.values())], np.int64
+).T
+"""What the types of columns can hold."""
 
 
 class Mark(NamedTuple):
@@ -362,22 +369,10 @@ class TableBuilder:
         wait_row : int64
             Negative numbers, whose meaning only the caller knows, are left as they are.
         """
-        n, n_tags = len(self._rows), len(self._tags)
-        values = np.empty((n, len(COLUMNS)), np.int64)
-        values[:, :-n_tags] = rows_as_array(self._rows, len(COLUMNS) - n_tags)
-        first = np.array([row for row, _ in self._tagged] + [n])
-        tags = rows_as_array([each for _, each in self._tagged], n_tags)
-        values[:, -n_tags:] = np.repeat(tags, np.diff(first), axis=0)
-        counts = np.array(self._counts, np.int64)
-        awaited = np.array(self._awaited, np.int64)
-        joined = values[:, list(COLUMNS).index("flags")] & Flag.JOINED
-        if joined.any():
-            # Waiting for one row of a batch means waiting for its kernel: the batch's last row.
-            batch = np.cumsum(joined == 0)
-            last = np.searchsorted(batch, batch, side="right") - 1
-            known = (awaited >= 0) & (awaited < len(last))  # the others are the table's to refuse
-            awaited[known] = last[awaited[known]]
-        return values, np.concatenate([[0], np.cumsum(counts)]), awaited
+        found: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] = rows_as_arrays(
+            self._rows, self._tagged, self._counts, self._awaited, len(COLUMNS), _FLAGS, _JOINED
+        )
+        return found
 
     def build(self, queue_depth: int = 0) -> Table:
         """Return the table.
@@ -411,22 +406,23 @@ def columns_of(values: NDArray[np.int64], label: str = "") -> dict[str, Any]:
     ProgramError
         For a value that its column cannot hold.
     """
-    _check_ranges(values, label)
-    return {column: values[:, i].astype(dtype) for i, (column, dtype) in enumerate(COLUMNS.items())}
+    columns = np.ascontiguousarray(values.T)
+    _check_ranges(columns, label)
+    return {
+        column: each.astype(dtype)
+        for each, (column, dtype) in zip(columns, COLUMNS.items(), strict=True)
+    }
 
 
-def _check_ranges(values: NDArray[np.int64], label: str) -> None:
+def _check_ranges(columns: NDArray[np.int64], label: str) -> None:
     """Refuse values that do not fit into the types of their columns."""
-    lowest, highest = values.min(axis=0, initial=0), values.max(axis=0, initial=0)
-    for i, (column, dtype) in enumerate(COLUMNS.items()):
-        limits = np.iinfo(dtype)
-        if limits.min <= lowest[i] and highest[i] <= limits.max:
-            continue
-        bad = (values[:, i] < limits.min) | (values[:, i] > limits.max)
-        row = int(np.argmax(bad))
+    lowest, highest = columns.min(axis=1, initial=0), columns.max(axis=1, initial=0)
+    for i in np.flatnonzero((lowest < _LOWEST) | (highest > _HIGHEST))[:1].tolist():
+        column, least, most = [*COLUMNS][i], _LOWEST[i], _HIGHEST[i]
+        row = int(np.argmax((columns[i] < least) | (columns[i] > most)))
         raise ProgramError(
-            f"table {label!r}, row {row}: {column} is {values[row, i]}; it must be "
-            f"from {limits.min} to {limits.max}"
+            f"table {label!r}, row {row}: {column} is {columns[i, row]}; it must be "
+            f"from {least} to {most}"
         )
 
 

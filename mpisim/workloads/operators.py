@@ -285,10 +285,15 @@ class Layer:
     output: int
     checkpoint: int
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """Parameters of all operators, in the order of registration."""
         return tuple(p for operator in self.operators for p in operator.parameters)
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether it holds routed experts."""
+        return any(parameter.expert for parameter in self.parameters)
 
     @property
     def saved(self) -> int:

@@ -340,8 +340,7 @@ def _read(block: BlockBuilder, what: str) -> None:
 
 def _has_experts(layout: Layout) -> bool:
     """Whether any stage holds routed experts."""
-    layers = (layer for network in layout.networks for layer in network.layers)
-    return any(parameter.expert for layer in layers for parameter in layer.parameters)
+    return any(layer.has_experts for network in layout.networks for layer in network.layers)
 
 
 def _all_reduce(group: str, size: int, what: str) -> Communicate:

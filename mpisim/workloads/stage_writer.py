@@ -383,12 +383,12 @@ class StageWriter:
         if self._offload is not None:
             self._offload.before_forward(builder, layer)
         strategy.before_forward(at)
-        if self._is_written_between(what, layer):
-            for j, operator in enumerate(operators):
-                strategy.before_operator(at._replace(operator=j))
-                yield from builder.write_operator(operator, "forward")
-        else:
-            yield from builder.write_operators(operators, "forward")
+        begin = 0
+        for j in self._written_operators(what, layer):
+            yield from builder.write_operators(operators[begin:j], "forward")
+            strategy.before_operator(at._replace(operator=j))
+            begin = j
+        yield from builder.write_operators(operators[begin:], "forward")
         strategy.after_forward(at)
         if self._offload is not None:
             self._offload.after_forward(builder, layer)
@@ -406,23 +406,17 @@ class StageWriter:
             if recomputes:
                 yield from self._recompute(builder, recomputed_operators(self._plan, operators))
         selective = inputs and not recomputes and self._recomputes_selectively
-        if self._is_written_between(what, layer):
-            for j, operator in reversed(list(enumerate(operators))):
-                at_operator = at._replace(operator=j)
-                if inputs:
-                    strategy.before_gradients(at_operator)
-                if selective and operator.selective:
-                    yield from self._recompute(builder, [operator])
-                yield from builder.write_operator(operator, what.part)
-                if weights:
-                    strategy.after_gradients(at_operator)
-        elif selective:
-            for operator in reversed(operators):
-                if operator.selective:
-                    yield from self._recompute(builder, [operator])
-                yield from builder.write_operator(operator, what.part)
-        else:
-            yield from builder.write_operators(operators[::-1], what.part)
+        end = len(operators)
+        for j in reversed(self._written_operators(what, layer)):
+            yield from self._gradients(builder, operators[j + 1 : end], what.part, selective)
+            at_operator = at._replace(operator=j)
+            if inputs:
+                strategy.before_gradients(at_operator)
+            yield from self._gradients(builder, operators[j : j + 1], what.part, selective)
+            if weights:
+                strategy.after_gradients(at_operator)
+            end = j
+        yield from self._gradients(builder, operators[:end], what.part, selective)
         if weights:
             strategy.after_backward(at)
 
@@ -430,11 +424,28 @@ class StageWriter:
     def _recomputes_selectively(self) -> bool:
         return self._plan.recompute.granularity == "selective"
 
-    def _is_written_between(self, what: Pass, layer: int) -> bool:
-        """Whether data parallelism may write between the operators of a layer of a pass's chunk."""
-        return self._is_written_into(what) and self._strategy.writes_between_operators(
-            what.chunk, layer, forward=what.phase is Phase.FORWARD
-        )
+    def _written_operators(self, what: Pass, layer: int) -> Sequence[int]:
+        """Return the operators of a layer of a pass's chunk at which data parallelism may write."""
+        if not self._is_written_into(what):
+            return ()
+        forward = what.phase is Phase.FORWARD
+        return self._strategy.operators_written(what.chunk, layer, forward=forward)
+
+    def _gradients(
+        self,
+        builder: BlockBuilder,
+        operators: Sequence[Operator],
+        part: BackwardPart,
+        selective: bool,
+    ) -> Iterator[None]:
+        """Write the backward of operators, the last first; compute selective ones again."""
+        if not selective:
+            yield from builder.write_operators(operators[::-1], part)
+            return
+        for operator in reversed(operators):
+            if operator.selective:
+                yield from self._recompute(builder, [operator])
+            yield from builder.write_operator(operator, part)
 
     def _recompute(self, builder: BlockBuilder, operators: Sequence[Operator]) -> Iterator[None]:
         builder.tags(phase=Phase.RECOMPUTE)

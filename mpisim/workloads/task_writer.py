@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
-
 from ..program import Flag, Kind, Names, Operation, Phase, TableBuilder
+from ._core.joining import waits_inside
 from .block_cache import COMPUTE, Slots
 from .block_rows import BEFORE, LAST, PENDING, OperatorRows, RowBlock
 from .operators import Await, Communicate, Compute, Task
@@ -492,19 +491,17 @@ class TaskWriter:
         """Return the block, whose layers were counted from `first_layer`."""
         self._write_deferred()
         values, index, awaited = self._rows.rows()
-        waiter = np.repeat(np.arange(len(values)), np.diff(index))
-        inside = awaited >= 0
+        waiter, awaited, outside = waits_inside(index, awaited)
         ports: dict[int, str | int] = {each: each for each in (LAST, PENDING, BEFORE)}
         ports |= {BEFORE - 1 - i: name for i, name in enumerate(self._ports)}
-        outside = zip(waiter[~inside].tolist(), awaited[~inside].tolist(), strict=True)
         for each in self._passes:
             each.end_block()
         pending = tuple(row for each in self._passes for row in each.pending if row != PENDING)
         assert all(row >= 0 for row in pending), "a port is awaited, but no kernel follows"
         return RowBlock(
             values=values,
-            waiter=waiter[inside],
-            awaited=awaited[inside],
+            waiter=waiter,
+            awaited=awaited,
             outside=tuple((row, ports[port]) for row, port in outside),
             exports={name: tuple(rows) for name, rows in self._exports.items()},
             last=max(each.last for each in self._passes),

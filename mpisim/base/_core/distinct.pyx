@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Different values of an array, by a hash table; rows given as tuples → an array.
+"""Different values of an array, by a hash table.
 
 A plan has hundreds of arrays of a dozen numbers. What takes time there is not sorting, but the
 dozen calls of numpy that `numpy.unique` is made of.
@@ -9,7 +9,6 @@ Callers are trusted: no index is checked.
 
 import numpy as np
 
-from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint64_t
 
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
@@ -77,27 +76,3 @@ def numbered(const int64_t[:] values):
         for i in range(n):
             which[i] = room[2, which[i]]
     return different_array, first_array, which_array
-
-
-def rows_as_array(list rows, Py_ssize_t columns):
-    """Tuples of integers → an array with a row for each.
-
-    Parameters
-    ----------
-    rows : list of tuple of int
-        Of `columns` each.
-    columns : int
-
-    Returns
-    -------
-    int64, shape (len(rows), columns)
-    """
-    cdef Py_ssize_t n = len(rows), i, j
-    found_array = np.empty((n, columns), np.int64)
-    cdef int64_t[:, ::1] found = found_array
-    cdef tuple row
-    for i in range(n):
-        row = <tuple>rows[i]
-        for j in range(columns):
-            found[i, j] = <object>PyTuple_GET_ITEM(row, j)
-    return found_array

@@ -1,4 +1,5 @@
-"""Compiled loops over the columns of tables.
+"""Compiled loops over the rows and columns of tables.
 
+`building`: rows as tuples → arrays.
 `columns`: communications by slot; CPU time of all rows.
 """

@@ -216,3 +216,32 @@ def port_waits(
                     named[first[port] + known[port]] = at[u] + export[i, 0]
                     known[port] += 1
     return found
+
+
+def waits_inside(const int64_t[::1] index, const int64_t[::1] awaited):
+    """Waits of rows → those for rows, and those for ports, which are negative.
+
+    Parameters
+    ----------
+    index : int64, shape (n + 1,)
+    awaited : int64
+        Row ``i`` waits for ``awaited[index[i]:index[i + 1]]``.
+
+    Returns
+    -------
+    waiter, awaited : int64, shape (m,)
+        Pairs of rows.
+    outside : list of (int, int)
+        Pairs of a row and a port.
+    """
+    cdef Py_ssize_t n = index.shape[0] - 1, row, i, m = 0
+    cdef int64_t[:, ::1] found = np.empty((2, awaited.shape[0]), np.int64)
+    cdef list outside = []
+    for row in range(n):
+        for i in range(index[row], index[row + 1]):
+            if awaited[i] < 0:
+                outside.append((row, awaited[i]))
+                continue
+            found[0, m], found[1, m] = row, awaited[i]
+            m += 1
+    return np.array(found[0, :m]), np.array(found[1, :m]), outside

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ...base.frozen import frozen
 from ...experiment.plan import Plan
@@ -26,8 +27,7 @@ __all__ = [
 ]
 
 
-@frozen
-class ChunkParameter:
+class ChunkParameter(NamedTuple):
     """A parameter of a model chunk, and the operator it belongs to.
 
     Attributes

@@ -17,7 +17,8 @@ when the one before is waited for, or with interleaved chunks one chunk ahead
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import ClassVar
@@ -117,16 +118,18 @@ class Megatron(Strategy):
         """Whether gradients are reduced during the last backward."""
         return self.plan.overlap.dp
 
-    def writes_between_operators(self, chunk: int, layer: int, *, forward: bool) -> bool:
-        """Return whether a bucket's first operator, or in the backward its last, is in a layer."""
+    def operators_written(self, chunk: int, layer: int, *, forward: bool) -> Sequence[int]:
+        """Return the first operator of each bucket; in the backward that which completes it."""
         if forward:
-            return self._gathers_in_forward and (chunk, layer) in self._gathered_before
-        reduces = self.plan.overlap.dp and not self._interleaved
-        return reduces and (chunk, layer) in self._reduced_after
+            found = self._gathered_before if self._gathers_in_forward else {}
+        else:
+            reduces = self.plan.overlap.dp and not self._interleaved
+            found = self._reduced_after if reduces else {}
+        return found.get((chunk, layer), ())
 
     def writes_in_layer(self, chunk: int, layer: int, *, forward: bool) -> bool:
         """Return whether a bucket begins or ends in a layer, or it is the first of a chunk."""
-        return layer == 0 or self.writes_between_operators(chunk, layer, forward=forward)
+        return layer == 0 or bool(self.operators_written(chunk, layer, forward=forward))
 
     @cached_property
     def _is_fp8(self) -> Mapping[tuple[int, int], bool]:
@@ -138,17 +141,16 @@ class Megatron(Strategy):
         }
 
     @cached_property
-    def _gathered_before(self) -> frozenset[tuple[int, int]]:
-        """Chunk and layer of the first operator of each bucket, in the order of the forward."""
-        first = (
-            (key[0], min(map(_POSITION, of.parameters))[0]) for key, of in self.buckets.items()
+    def _gathered_before(self) -> Mapping[tuple[int, int], Sequence[int]]:
+        """The first operators of buckets in the order of the forward, by chunk and layer."""
+        return _by_layer(
+            (key[0], *min(map(_POSITION, of.parameters))) for key, of in self.buckets.items()
         )
-        return frozenset(first)
 
     @cached_property
-    def _reduced_after(self) -> frozenset[tuple[int, int]]:
-        """Chunk and layer of the operator that completes each bucket in the backward."""
-        return frozenset((key[0], of.complete[0]) for key, of in self.buckets.items())
+    def _reduced_after(self) -> Mapping[tuple[int, int], Sequence[int]]:
+        """The operators that complete buckets in the backward, by chunk and layer."""
+        return _by_layer((key[0], *of.complete) for key, of in self.buckets.items())
 
     # --- the first forward ----------------------------------------------------------------------
 
@@ -278,6 +280,14 @@ class Megatron(Strategy):
 
     def _keys_of_chunk(self, chunk: int, expert: bool) -> Iterator[BucketKey]:
         return (key for key in self.buckets if key[:2] == (chunk, expert))
+
+
+def _by_layer(places: Iterable[tuple[int, int, int]]) -> Mapping[tuple[int, int], Sequence[int]]:
+    """(Chunk, layer, operator) of some operators → those of each layer, ascending."""
+    found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for chunk, layer, operator in sorted(set(places)):
+        found[chunk, layer].append(operator)
+    return dict(found)
 
 
 def _gather_port(key: BucketKey) -> str:

@@ -155,8 +155,8 @@ class Strategy:
         """Whether hooks write anything in the last backward of a chunk."""
         return True
 
-    def writes_between_operators(self, chunk: int, layer: int, *, forward: bool) -> bool:
-        """Return whether hooks of single operators may write anything in a layer's pass.
+    def operators_written(self, chunk: int, layer: int, *, forward: bool) -> Sequence[int]:
+        """Return the operators of a layer's pass at which their hooks may write anything.
 
         Parameters
         ----------
@@ -166,8 +166,13 @@ class Strategy:
             Of the chunk, from 0.
         forward : bool
             Whether it is a forward; otherwise a backward, or a part of one.
+
+        Returns
+        -------
+        sequence of int
+            Places in the layer, ascending.
         """
-        return True
+        return range(len(self.chunks[chunk][layer].operators))
 
     def writes_in_layer(self, chunk: int, layer: int, *, forward: bool) -> bool:
         """Return whether any hook may write anything in a layer's pass, before or after it, too.
@@ -175,7 +180,7 @@ class Strategy:
         Parameters
         ----------
         chunk, layer, forward
-            As for `writes_between_operators`.
+            As for `operators_written`.
         """
         return True
 
@@ -349,7 +354,7 @@ def _as_dense(parameter: ChunkParameter) -> ChunkParameter:
     """Parameter → the same as one of a dense layer."""
     if not parameter.expert:
         return parameter
-    return replace(parameter, parameter=replace(parameter.parameter, expert=False))
+    return parameter._replace(parameter=replace(parameter.parameter, expert=False))
 
 
 def collective(operation: Operation, group: str, size: int, what: str) -> Communicate:
