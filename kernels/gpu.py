@@ -111,10 +111,6 @@ class Gpu:
     steady_products : Quantity, optional
         The same of matrix products and convolutions, where these were measured to sustain another
         clock than attention does.
-    brief_products : Quantity, optional
-        Rate of large products in 16 bits that run briefly over the one that its constants give,
-        where these are of products that ran at the limit of a board's power. In a step they may
-        take any time between: a matter of the error bar alone.
     nvlink : Quantity, optional
         Bandwidth of all links to other GPUs (NVLink, xGMI) together, one direction.
     power : Quantity, optional
@@ -172,7 +168,6 @@ class Gpu:
     product_rate: Quantity | None = None
     steady: Quantity | None = None
     steady_products: Quantity | None = None
-    brief_products: Quantity | None = None
     nvlink: Quantity | None = None
     power: Quantity | None = None
     confidence: Literal["cross-checked", "one source"] = "one source"

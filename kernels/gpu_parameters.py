@@ -93,9 +93,6 @@ class GpuParameters:
         sustain.
     steady_products : float, optional
         As `sustained_products`.
-    brief_products : float
-        Rate of large products in 16 bits that run briefly over that of the constants; 1 where these
-        are of such products.
     power_share : float
         Of the board's watts a FLOP/s, relative to the reference; 1 where it has as many or more.
     missing : int
@@ -123,7 +120,6 @@ class GpuParameters:
     sustained_products: float | None = None
     steady: float = 1.0
     steady_products: float | None = None
-    brief_products: float = 1.0
     power_share: float = 1.0
     missing: int = 0
     rated_peaks: Mapping[str, float] | None = None
@@ -223,7 +219,6 @@ class GpuParameters:
             sustained=min(1.0, sustained),
             steady=min(1.0, steady),
             steady_products=None if products is None else min(1.0, products.si),
-            brief_products=gpu.brief_products.si if gpu.brief_products else 1.0,
             power_share=min(1.0, power_share),
             missing=sum(each is None for each in (gpu.sms, gpu.clock, gpu.l2)),
         )

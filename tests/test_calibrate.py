@@ -11,12 +11,13 @@ import pytest
 import toy_formula
 
 from mpisim.cli import main
+from mpisim.kernels import gpu_name
 from mpisim.kernels.analytical import KernelCalibration
 from mpisim.kernels.gpu_parameters import gpu_parameters
 from mpisim.kernels.operations import Gemm
 from mpisim.validate.whole_models import steps
 
-TIMES = {"A100-80GB": 0.9, "H100-SXM-80GB": 0.6}
+TIMES = {"A100-SXM-80GB": 0.9, "H100-SXM-80GB": 0.6}
 """Efficiency of the toy's products on each GPU."""
 
 
@@ -27,7 +28,6 @@ def table(tmp_path, monkeypatch) -> Path:
     lines = ["gpu,model,op,tp,M,N,K,median_ms,min_ms"]
     random = np.random.default_rng(7)
     for gpu, efficiency in TIMES.items():
-        name = {"A100-80GB": "a100-sxm"}.get(gpu, gpu)
         for m, n, k in random.integers(64, 8192, (150, 3)).tolist():
             kernel = Gemm(m, n, k, dtype="fp16", output="fp16")
             columns = {
@@ -36,7 +36,7 @@ def table(tmp_path, monkeypatch) -> Path:
                 "dtype": "fp16",
             }
             constants = {"efficiency": efficiency, "memory": 0.8, "floor": 5e-6}
-            seconds = toy_formula.seconds(columns, gpu_parameters(name), constants)[0]
+            seconds = toy_formula.seconds(columns, gpu_parameters(gpu_name(gpu)), constants)[0]
             ms = 1e3 * seconds * np.exp(0.05 * random.standard_normal())
             lines.append(f"{gpu},m,op,1,{m},{n},{k},{ms:.9f},0")
     path = tmp_path / "gemm.csv"

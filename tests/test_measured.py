@@ -92,7 +92,7 @@ def write(folder: Path, header: str, *rows: str) -> Path:
         (
             "vidur products",
             "A100-80GB,m,op,2,1,2,3,0.1,0.1",
-            "a100-sxm",
+            "a100-pcie-80gb",  # Vidur's, by its network tables
             "fp16",
             Gemm(1, 2, 3, dtype="fp16", output="fp16"),
             1e-4,

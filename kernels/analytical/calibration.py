@@ -1,6 +1,6 @@
 """Calibration file: fitted constants by formula, owner and format, with the errors of unseen rows.
 
-The file holds a table for each formula, GPU and format, ``[gemm.a100-sxm.fp16]``, for each formula,
+The file holds a table for each formula, GPU and format, ``[gemm.h100-sxm.fp16]``, for each formula,
 architecture and format, ``[gemm.ampere.fp16]``, and for all GPUs together, ``[gemm.any.fp16]``.
 ``mpisim calibrate kernels`` writes it. :mod:`.lookup` chooses the table for a GPU.
 """

@@ -177,7 +177,6 @@ def look_up(
                     known_chip_error(formula, gpu)
                     if of_chip
                     else unseen_chip_error(formula, gpu, other_generation),
-                    brief_products_error(formula, gpu) if of_chip and other in SAME_UNITS else 0.0,
                 ),
                 unrelated=unrelated,
             )
@@ -256,23 +255,6 @@ def known_chip_error(formula: str, gpu: GpuParameters) -> float:
         return 0.0
     attends = formula.startswith("attention")
     return math.log(1 / (gpu.sustained if attends else gpu.product_clock)) / math.sqrt(12)
-
-
-def brief_products_error(formula: str, gpu: GpuParameters) -> float:
-    """Formula, GPU → relative standard error, where its constants are of a power-limited board.
-
-    As in `known_chip_error` the clock may be any between two: that which a board's power sustains,
-    at which the kernels of the table ran, and that of products that run briefly.
-
-    Parameters
-    ----------
-    formula, gpu
-        As for `known_chip_error`. Nothing is added to attention, whose constants are its own.
-    """
-    attends = formula.startswith("attention")
-    if attends or not FORMULAS[formula].power_limited:
-        return 0.0
-    return math.log(gpu.brief_products) / math.sqrt(12)
 
 
 def unseen_chip_error(formula: str, gpu: GpuParameters, other_generation: bool = False) -> float:

@@ -137,11 +137,18 @@ VIDUR_VOCABULARIES = {
 """Entries of the models' tables, from their ``config.json``; Vidur's rows do not say."""
 
 
+VIDUR_PRODUCT_BOARDS = {"A100-80GB": "A100-PCIe-80GB"}
+"""Boards of Vidur's products, by the name of its tables: its own network tables of an A100 are of
+Azure's NC96ads_A100_v4 (docs/profiling.md), whose boards are PCIe ones of 300 W, and its products
+run as on a board at the limit of its power (docs/kernels.md). What streams tells no board."""
+
+
 def _vidur_product(row: CsvRow) -> MeasuredKernel:
     m, n, k = (row.whole(name) for name in ("M", "N", "K"))
     kernel = Gemm(m, n, k, dtype="fp16", output="fp16")
     seconds = row.number("median_ms") * 1e-3
-    return MeasuredKernel(row["gpu"], row["op"], kernel, seconds, run=row["model"])
+    board = VIDUR_PRODUCT_BOARDS.get(row["gpu"], row["gpu"])
+    return MeasuredKernel(board, row["op"], kernel, seconds, run=row["model"])
 
 
 def _vidur_other(row: CsvRow) -> MeasuredKernel:
