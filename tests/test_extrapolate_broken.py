@@ -63,6 +63,24 @@ def without_launches(content: Events) -> Events:
     return [each for each in content if each.get("cat") != "cuda_runtime" or rng.random() > 1 / 3]
 
 
+def without_operators(content: Events) -> Events:
+    rng = random.Random(1)
+    return [each for each in content if each.get("cat") != "cpu_op" or rng.random() > 1 / 3]
+
+
+def without_calls(content: Events) -> Events:
+    return [each for each in content if each.get("cat") not in ("cuda_runtime", "cuda_driver")]
+
+
+def without_pairs(content: Events) -> Events:
+    """Kernels have numbers that no call has."""
+    found = copy.deepcopy(content)
+    for each in found:
+        if each.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            each["args"]["correlation"] += 10**6
+    return found
+
+
 def ended_early(content: Events) -> Events:
     """Recording ends with the CPU's part of the step, which is ahead of the device."""
     ends = [begin(each) + each["dur"] for each in content if each.get("cat") == "cuda_runtime"
@@ -120,6 +138,9 @@ BROKEN: dict[str, tuple[Callable[[Events], Events], str]] = {
     "backward alone": (backward_alone, "layers are missing"),
     "kernels dropped": (without_kernels, "launches have no kernel"),
     "launches dropped": (without_launches, "kernels have no launch"),
+    "operators dropped": (without_operators, "operators others are left out"),
+    "no calls": (without_calls, "records no calls that launch kernels"),
+    "no pairs": (without_pairs, "none of its calls has the number"),
     "ended early": (ended_early, "recording ended before the device did"),
     "CPU alone": (of_cpu_alone, "no GPU kernels"),
     "GPU alone": (of_gpu_alone, "forward pass alone"),
@@ -145,6 +166,50 @@ def test_what_is_missing_is_said(shared: Path, tmp_path: Path, name: str) -> Non
     assert BROKEN[name][1] in str(error.value)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_shapes_of_older_recorders_are_read(shared: Path, tmp_path: Path) -> None:
+    """PyTorch 1.8 writes other categories, and ``Input dims`` (pytorch/kineto, tb_plugin)."""
+    content = events(shared / VGG / "kineto.json.gz")
+    names = {"cpu_op": "Operator", "kernel": "Kernel", "cuda_runtime": "Runtime",
+             "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"}  # fmt: skip
+    for each in content["traceEvents"]:
+        if "cat" in each:
+            each["cat"] = names.get(each["cat"], each["cat"])
+        if "Input Dims" in each.get("args", {}):
+            each["args"]["Input dims"] = each["args"].pop("Input Dims")
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(content))
+    found, today = read_step(path), read_step(shared / VGG / "kineto.json.gz")
+    assert found.measured == today.measured
+    assert found.parameters == today.parameters
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"), [([-1, 3], "sizes -1 × 3"), ([2**40, 2**40], "elements at most")]
+)
+def test_sizes_that_no_tensor_has(
+    shared: Path, tmp_path: Path, sizes: list[int], said: str
+) -> None:
+    content = events(shared / VGG / "kineto.json.gz")
+    for each in content["traceEvents"]:
+        if each.get("name") == "aten::relu_":
+            each["args"]["Input Dims"] = [sizes]
+    path = tmp_path / "sizes.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"sizes.json: operator 'aten::relu_': .*{said}"):
+        read_step(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("version https://git-lfs.github.com/spec/v1\n", "git lfs pull"), ("<html>", "page of HTML")],
+)
+def test_what_is_no_trace_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "step.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        read_step(path)
 
 
 def test_two_equal_steps_are_one_model(shared: Path, tmp_path: Path) -> None:

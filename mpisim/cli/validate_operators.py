@@ -102,9 +102,9 @@ def _print(
         for name, group in list(groups.items())[:most]:
             print(
                 f"{name:44.44s} {group['n']:8,d} {group['seconds'] * 1e3:8.2f} ms "
-                f"{percentage(group['total'], 1, signed=True):>7} "
-                f"{percentage(group['median'], 1):>7} "
-                f"{percentage(group['bias'], 1, signed=True):>7}"
+                f"{_share(group['total'], signed=True):>7} "
+                f"{_share(group['median']):>7} "
+                f"{_share(group['bias'], signed=True):>7}"
             )
         if most is not None and len(groups) > most:
             print(f"… {len(groups) - most} more (--details)")
@@ -123,6 +123,11 @@ def _print(
         "tensors the trace does not have (launched outside of any, lists of older recorders,\n"
         "vLLM's that are given the name of a layer); named of rest: share named without these"
     )
+
+
+def _share(error: float | None, *, signed: bool = False) -> str:
+    """Return an error of calls; a dash where no kernel of theirs took any time."""
+    return "-" if error is None else percentage(error, 1, signed=signed)
 
 
 def _unknown(traces: Sequence[PricedTrace]) -> dict[tuple[str, bool], float]:

@@ -20,7 +20,7 @@ import numpy as np
 from ..base.errors import TraceError
 from .et_communications import communications, process_groups
 from .et_model import ExecutionTrace, Values, tensor_columns
-from .raw import open_text, read_head
+from .raw import not_json, open_text, read_head
 
 __all__ = ["is_execution_trace", "read_et"]
 
@@ -176,7 +176,7 @@ def _parse(path: Path, text: bytes) -> _File:
             raise TraceError(f"{path}: this is a Kineto trace, not an execution trace") from None
         raise TraceError(f"{path}: not a PyTorch execution trace: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: not valid JSON: {error}") from None
+        raise TraceError(f"{path}: not valid JSON: {not_json(text) or error}") from None
     except RecursionError:
         raise TraceError(f"{path}: not an execution trace: nested too deeply") from None
     if not parsed.nodes:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..base.errors import TraceError
 from ..base.frozen import frozen
 from ..base.quantity import PS_PER_US
-from .raw import Int64, open_text
+from .raw import Int64, not_json, open_text
 
 __all__ = [
     "Arguments",
@@ -73,6 +73,7 @@ class Arguments(
         "sequence": "Sequence number",
         "blocks_per_sm": "blocks per SM",
         "dims": "Input Dims",
+        "dims_old": "Input dims",
         "types": "Input type",
         "steps": "Input Strides",
         "concrete": "Concrete Inputs",
@@ -101,6 +102,7 @@ class Arguments(
     sequence: int | None = None
     blocks_per_sm: float | str | None = None
     dims: msgspec.Raw = msgspec.Raw(b"")
+    dims_old: msgspec.Raw = msgspec.Raw(b"")
     types: msgspec.Raw = msgspec.Raw(b"")
     steps: msgspec.Raw = msgspec.Raw(b"")
     concrete: msgspec.Raw = msgspec.Raw(b"")
@@ -300,7 +302,7 @@ def _parse(path: Path, text: bytes) -> _File:
     except msgspec.ValidationError as error:
         raise TraceError(f"{path}: not a Kineto trace: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: not valid JSON: {error}") from None
+        raise TraceError(f"{path}: not valid JSON: {not_json(text) or error}") from None
     except RecursionError:
         raise TraceError(f"{path}: not a Kineto trace: nested too deeply") from None
 
@@ -317,6 +319,8 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
         category = event.cat
         if category in _OPERATOR:
             target = annotations if event.name.startswith("ProfilerStep") else operators
+            if category == "Operator" and event.args is not None and not bytes(event.args.dims):
+                event.args.dims = event.args.dims_old  # of PyTorch 1.8 and 1.9
             target.append(event)
         elif category in _CALL:
             calls.append(event)

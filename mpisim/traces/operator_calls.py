@@ -9,14 +9,16 @@ computed in the same trace they follow from it: the gradient of a result has its
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ..base.errors import TraceError
+from ..base.errors import InputError, TraceError
 from ..base.frozen import frozen
 from ..kernels.operations import Gemm, GemmVariant
 from ..operators import Argument, Launched, OperatorCall, TensorSpec, kernels_of
@@ -60,6 +62,9 @@ _ONE_KERNEL = (*_COMPOSED, "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbm
 dimensions that does not lie densely PyTorch copies it first, and adds the bias in a kernel of its
 own (aten/src/ATen/native/Linear.cpp). The loss is composed of elementwise operators (Loss.cpp).
 Then what they call counts."""
+
+_MOST_ELEMENTS = 10**15
+"""Of a tensor; what the largest node holds has fewer bytes, and times of kernels fit 64 bits."""
 
 _Text = tuple[bytes, ...]
 
@@ -113,7 +118,7 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
             f"{trace.path}: records no shapes of tensors; "
             + (how if nsys else "profile with record_shapes=True, or an execution trace beside it")
         )
-    reader = _Reader(operators)
+    reader = _Reader(trace.path, operators)
     chains = enclosing_operators(trace)
     taken_apart = _taken_apart(chains, reader)
     found: dict[int, list[int]] = {}
@@ -251,8 +256,8 @@ def enclosing_operators(trace: KinetoTrace) -> dict[int, list[int]]:
 class _Reader:
     """Calls of a trace's operators, read when they are asked for."""
 
-    def __init__(self, operators: Spans) -> None:
-        self.operators = operators
+    def __init__(self, path: Path, operators: Spans) -> None:
+        self.path, self.operators = path, operators
         self._kept: dict[int, tuple[OperatorCall, Launched]] = {}
         # Layers and micro-batches repeat their operators. By name and recorded texts: of values
         # 1, 1.0 and True are equal.
@@ -274,8 +279,11 @@ class _Reader:
             key = name, _text(args), _text(other)
             found = self._by_text.get(key)
             if found is None:
-                call = _call(name, args, other)
-                found = self._by_text[key] = call, kernels_of(call)
+                try:
+                    call = _call(name, args, other)
+                    found = self._by_text[key] = call, kernels_of(call)
+                except InputError as error:
+                    raise TraceError(f"{self.path}: operator {name!r}: {error}") from None
             self._kept[operator] = found
         return found
 
@@ -384,7 +392,12 @@ def _argument(dims: Any, kind: Any, strides: Any, concrete: Any) -> Argument:
 
 
 def _tensor(dims: list[int], dtype: str, strides: Any) -> TensorSpec:
-    """Sizes, type and strides, if recorded → a tensor."""
+    """Sizes, type and strides, if recorded → a tensor; no GPU holds one of so many elements."""
+    if min(dims, default=0) < 0 or math.prod(dims) > _MOST_ELEMENTS:
+        raise InputError(
+            f"a tensor of sizes {' × '.join(map(str, dims))}; they must be 0 or more, and give "
+            f"{_MOST_ELEMENTS:.0e} elements at most"
+        )
     steps = None
     if isinstance(strides, list) and len(strides) == len(dims):
         steps = tuple(each if isinstance(each, int) else 1 for each in strides)

@@ -11,7 +11,7 @@ import msgspec
 
 from ..base.errors import TraceError
 
-__all__ = ["Int64", "open_text", "read_head"]
+__all__ = ["Int64", "not_json", "open_text", "read_head"]
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A number in a file: others, which JSON may have of any length, are refused as it is decoded."""
@@ -45,6 +45,22 @@ def open_text(path: Path) -> bytes:
     if len(raw) < 64 and not raw.strip():
         raise TraceError(f"{path}: the file is empty")
     return raw
+
+
+def not_json(text: bytes) -> str:
+    """Text that is no JSON → what it is, for people; empty if that is not known.
+
+    Examples
+    --------
+    >>> not_json(b"version https://git-lfs.github.com/spec/v1")
+    "it is a pointer of Git LFS, in place of the file that 'git lfs pull' fetches"
+    """
+    head = text[:256].lstrip().lower()
+    if head.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS, in place of the file that 'git lfs pull' fetches"
+    if head.startswith((b"<!doctype html", b"<html")):
+        return "it is a page of HTML, as a server sends it in place of a file"
+    return ""
 
 
 def _unpacked(path: Path, raw: bytes) -> bytes:
