@@ -119,6 +119,24 @@ def test_cudnn_of_2025(gpu: str, tokens: int, forward: float, backward: float) -
         assert found > 1.05 * model.estimate(attention("cudnn", *shape, back)).duration
 
 
+@pytest.mark.parametrize(
+    ("shape", "backward", "rate"),
+    [
+        ((8, 16, 16, 4096, 4096, 128, 128, False), False, 353.9),
+        ((4, 32, 32, 4096, 4096, 64, 64, False), False, 306.9),
+        ((2, 32, 32, 8192, 8192, 64, 64, False), True, 329.1),
+    ],
+)
+def test_flash_2_on_blackwell(shape: tuple[int, ...], backward: bool, rate: float) -> None:
+    """TFLOP/s on a B200: tritonbench, pull request 171, and flash-attention, issue 1589."""
+    found = Analytical(find_gpu("b200"), alone=True).estimate(
+        attention("flash-2", *shape, backward)
+    )
+    batch, heads, _, tokens, _, size = shape[:6]
+    flops = (2.5 if backward else 1) * 4 * batch * heads * tokens**2 * size
+    assert flops / found.duration == pytest.approx(rate, rel=0.25)
+
+
 def test_cudnn_of_2025_is_todays_on_hopper() -> None:
     """What was fitted to an H100 was measured before."""
     model = Analytical(find_gpu("h100-sxm"))
