@@ -112,6 +112,7 @@ def test_losses_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -
     ("options", "says"),
     [
         (["--congestion", "hpcc"], "HPCC, PFC"),
+        (["--congestion", "hpcc-pint"], "HPCC-PINT, PFC"),
         (["--congestion", "timely"], "TIMELY, PFC"),
         (["--congestion", "dctcp"], "DCTCP, PFC"),
         (["--routing", "adaptive"], "packets over the emptiest of up to 2 paths"),
@@ -124,7 +125,7 @@ def test_controls_are_named(
     text = capsys.readouterr().out
     assert says in text
     # Marks are told of where senders heed them.
-    heeded = not {"hpcc", "timely"} & set(options)
+    heeded = not {"hpcc", "hpcc-pint", "timely"} & set(options)
     assert ("marked (ECN)" in text) is heeded
     assert ("in the mean  marked" in text) is heeded
 
@@ -203,6 +204,7 @@ def test_processes_change_nothing(folder: Path, run_mpisim: Callable[..., Any]) 
             "an empty queue takes",
         ),
         (["--size", "1M", "--set", "hpcc_target=2"], "hpcc_target is 2.0; it must be 0.01 to 1"),
+        (["--size", "1M", "--set", "pint_base=1"], "pint_base is 1.0; it must be 1.0001 to 16"),
         (["--size", "1M", "--set", "timely_high=0"], "timely_high is 0 s; it must be above 0"),
         (["--size", "1M", "--set", "timeout=2000 s"], "timeout is 2,000"),
         (["--size", "1M", "--draws", "2", "-o", "x.h5"], "give them without --draws"),

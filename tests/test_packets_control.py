@@ -119,15 +119,79 @@ def test_hpcc_cuts_its_rate_to_the_slowest_link() -> None:
     assert found.queue_max[port[0]] <= found.plan.window[0] + PLAIN.mtu
 
 
-def test_hpcc_needs_one_path() -> None:
-    with pytest.raises(InputError, match="hpcc follows the links of one path; routing is 'spray'"):
-        packet_settings(congestion="hpcc", routing="spray")
+@pytest.mark.parametrize("congestion", ["hpcc", "hpcc-pint"])
+def test_hpcc_needs_one_path(congestion: Any) -> None:
+    refused = f"{congestion} follows the links of one path; routing is 'spray'"
+    with pytest.raises(InputError, match=refused):
+        packet_settings(congestion=congestion, routing="spray")
+
+
+# --- HPCC-PINT -----------------------------------------------------------------------------------
+
+FINE = {"pint_base": "1.0005", "pint_unit": "1e-5"}
+"""Codes that lose next to nothing of a load."""
+
+
+@pytest.mark.parametrize("target", [0.8, 0.95])
+@pytest.mark.parametrize("stages", [0, 5])
+def test_fine_codes_of_pint_say_what_hpcc_does(target: float, stages: int) -> None:
+    """A port's load, filtered, is in its fixed point what HPCC's senders compute of it."""
+    changes = {"hpcc_target": str(target), "hpcc_stages": str(stages)}
+    topology, alone = incast(1, 600)
+    hpcc = packet_settings(changes=changes, congestion="hpcc")
+    pint = packet_settings(changes={**changes, **FINE}, congestion="hpcc-pint")
+    runs = [simulate_packets(topology, alone, given) for given in (hpcc, pint)]
+    assert runs[1].duration == pytest.approx(runs[0].duration, rel=1e-4)
+    topology, flows = incast(4, 600)
+    rate, other = (
+        rates_between(simulate_packets(topology, flows, given), 0.3, 0.9).sum()
+        for given in (hpcc, pint)
+    )
+    assert other == pytest.approx(rate, rel=0.02)
+    # Above eta by all increments at most, as with HPCC.
+    assert target * 0.98 <= other / (RATE / 1e12) <= target + 4 * 0.001 * (stages + 1)
+
+
+@pytest.mark.parametrize("senders", [1, 4])
+@pytest.mark.parametrize(("base", "share"), [(1.05, 1), (1.2, 1), (1.05, 1 / 16)])
+def test_codes_of_pint_cost_less_than_a_step(senders: int, base: float, share: float) -> None:
+    """A code is at most a factor of `base` above the load: a port has eta / base of its rate."""
+    topology, flows = incast(senders, 600)
+    changes = {"pint_base": str(base), "pint_share": str(share)}
+    given = packet_settings(changes=changes, congestion="hpcc-pint")
+    found = simulate_packets(topology, flows, given)
+    load = rates_between(found, 0.3, 0.9).sum() / (RATE / 1e12)
+    assert 0.95 / base <= load <= 0.95 + senders * 0.001 * 6
+    assert found.queue_mean.max() <= 3 * PLAIN.mtu
+
+
+def test_codes_of_pint_are_drawn_by_the_seed() -> None:
+    topology, flows = incast(4, 50)
+    ends = [
+        simulate_packets(topology, flows, packet_settings(congestion="hpcc-pint", seed=seed))
+        for seed in (3, 3, 4)
+    ]
+    assert np.array_equal(ends[0].message_end, ends[1].message_end)
+    assert not np.array_equal(ends[0].message_end, ends[2].message_end)
+
+
+def test_pint_reports_the_fullest_of_several_ports() -> None:
+    """Of a way over two switches the second one's port has half the rate."""
+    topology = leaves(4, 2, 1)
+    route = topology.route(0, 2)
+    slow = topology.bandwidth.copy()
+    slow[route[-1]] = slow[route].min() / 2
+    slowed = replace(topology, bandwidth=slow)
+    given = packet_settings(congestion="hpcc-pint", changes=FINE)
+    found = simulate_packets(slowed, [flow(slowed, 0, 2, BYTES)], given)
+    expected = BYTES / (0.95 * slow[route[-1]]) * 1e12 + latency(slowed, 0, 2)
+    assert found.duration == pytest.approx(expected, rel=0.05)
 
 
 # --- TIMELY --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("congestion", ["dcqcn", "hpcc", "timely", "dctcp"])
+@pytest.mark.parametrize("congestion", ["dcqcn", "hpcc", "hpcc-pint", "timely", "dctcp"])
 def test_answers_with_bytes_slow_no_sender_that_is_alone_on_its_way(congestion: Any) -> None:
     """The way back has room: an answer takes what it takes on its links longer, no data waits."""
     topology = star(3)

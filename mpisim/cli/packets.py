@@ -104,11 +104,11 @@ def _add_switch_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--congestion",
-        choices=("dcqcn", "dctcp", "hpcc", "timely", "none"),
+        choices=("dcqcn", "dctcp", "hpcc", "hpcc-pint", "timely", "none"),
         default="dcqcn",
         help="what senders slow down for. dcqcn: marked packets; dctcp: the share of them in a "
-        "window, as TCP; hpcc: loads that switches report; timely: long round trips (default: "
-        "dcqcn)",
+        "window, as TCP; hpcc: loads that switches report; hpcc-pint: the "
+        "same in a few bits; timely: long round trips (default: dcqcn)",
     )
     parser.add_argument(
         "--parameters",

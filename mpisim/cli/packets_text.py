@@ -23,6 +23,7 @@ CONTROLS = {
     "dcqcn": "DCQCN",
     "dctcp": "DCTCP",
     "hpcc": "HPCC",
+    "hpcc-pint": "HPCC-PINT",
     "timely": "TIMELY",
     "none": "no congestion control",
 }

@@ -26,7 +26,7 @@ from mpisim.base.quantity import PICOSECONDS
 from ..fabrics.fabric_graph import ecmp_hash
 from ..topology import LinkKind, NodeKind, Topology
 from .flows import PacketFlow
-from .settings import PacketSettings
+from .settings import LOADS, PacketSettings
 
 __all__ = ["PacketInput", "packet_input"]
 
@@ -355,7 +355,7 @@ def _window(topology: Topology, pair: _Pair, settings: PacketSettings) -> float:
     HPCC's first window is a round trip at the rate of the slowest link.
     """
     bounds = [float(settings.window)] if settings.window else []
-    trips = settings.window_rtts or int(settings.congestion == "hpcc")
+    trips = settings.window_rtts or int(settings.congestion in LOADS)
     if trips:
         each = (
             _trip(topology, path, settings) * float(topology.bandwidth[list(path)].min())

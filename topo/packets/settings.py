@@ -13,6 +13,7 @@ from mpisim.base.quantity import PICOSECONDS, UNITS, Quantity
 from mpisim.base.schema import build
 
 __all__ = [
+    "LOADS",
     "PARAMETER_SETS",
     "Congestion",
     "PacketSettings",
@@ -30,7 +31,10 @@ Routing = Literal["ecmp", "spray", "adaptive"]
 """Where there are several paths: a hash of the queue pair takes one of them, every packet takes
 any, or every switch sends a packet to the link that has the least to send."""
 
-Congestion = Literal["dcqcn", "dctcp", "hpcc", "timely", "none"]
+Congestion = Literal["dcqcn", "dctcp", "hpcc", "hpcc-pint", "timely", "none"]
+
+LOADS = ("hpcc", "hpcc-pint")
+"""Of these, senders that learn the loads of the switches on their way."""
 
 Recovery = Literal["none", "go-back-n", "selective-repeat"]
 """What a queue pair does about lost packets; none are lost with ``"none"``."""
@@ -93,9 +97,9 @@ class RateControl:
 
 @frozen
 class Watching:
-    """HPCC, TIMELY and DCTCP at the sender; times in ps.
+    """HPCC, HPCC-PINT, TIMELY and DCTCP; times in ps.
 
-    Increments and the least rate of the first two: `RateControl`.
+    Increments and the least rate of all but the last: `RateControl`.
 
     Attributes
     ----------
@@ -103,6 +107,12 @@ class Watching:
         HPCC's eta: load at which the fullest link is kept.
     stages : int
         HPCC's maxStage: increments after which a rate follows the load even if that is low.
+    base : float
+        HPCC-PINT: switches write loads as powers of it.
+    unit : float
+        HPCC-PINT: the least load that is told apart from none; others are in whole units.
+    share : float
+        HPCC-PINT: of packets from which a sender learns the load.
     filter, decrease : float
         TIMELY's alpha and beta.
     low, high : int
@@ -117,6 +127,9 @@ class Watching:
 
     target: float
     stages: int
+    base: float
+    unit: float
+    share: float
     filter: float
     decrease: float
     low: int
@@ -168,7 +181,8 @@ class PacketSettings:
     routing : str
         ``"ecmp"``, ``"spray"`` or ``"adaptive"``.
     congestion : str
-        ``"dcqcn"``, ``"dctcp"``, ``"hpcc"``, ``"timely"``, or ``"none"``: senders do not slow down.
+        ``"dcqcn"``, ``"dctcp"``, ``"hpcc"``, ``"hpcc-pint"``, ``"timely"``, or ``"none"``: senders
+        do not slow down.
     pfc : bool
         Whether a full port is paused; without it, and without `recovery`, buffers have no end.
     recovery : str
@@ -177,7 +191,7 @@ class PacketSettings:
     switching : str
         ``"cut-through"`` or ``"store-and-forward"``.
     seed : int
-        Of ECMP's hash, of packets that are sprayed and of marks.
+        Of ECMP's hash, of packets that are sprayed, of marks and of PINT's codes.
     """
 
     control: RateControl
@@ -235,6 +249,9 @@ class PacketSettings:
             ("timeout", self.timeout, 0, MAX_TIME),
             ("hpcc_target", self.watching.target, 0.01, 1),
             ("hpcc_stages", self.watching.stages, 0, 1000),
+            ("pint_base", self.watching.base, 1.0001, 16),
+            ("pint_unit", self.watching.unit, 1e-6, 0.1),
+            ("pint_share", self.watching.share, 1e-6, 1),
             ("dctcp_gain", self.watching.gain, 0, 1),
             ("dctcp_window", self.watching.first, 1, 1_000_000),
             ("timely_alpha", self.watching.filter, 0, 1),
@@ -269,10 +286,10 @@ class PacketSettings:
                     f"an empty queue takes {min(1, self.drop_share) * self.buffer:,.0f} B, less "
                     f"than a packet (mtu is {self.mtu:,} B): a larger buffer or drop_share"
                 )
-        if self.congestion == "hpcc" and self.routing != "ecmp":
+        if self.congestion in LOADS and self.routing != "ecmp":
             raise InputError(
-                f"hpcc follows the links of one path; routing is {self.routing!r}: allowed with "
-                "it: ecmp"
+                f"{self.congestion} follows the links of one path; routing is {self.routing!r}: "
+                "allowed with it: ecmp"
             )
         if self.congestion == "dctcp" and self.recovery != "none":
             raise InputError(
@@ -324,6 +341,9 @@ class PacketSettings:
             "cnp_interval": control.feedback / PICOSECONDS,
             "hpcc_target": self.watching.target,
             "hpcc_stages": self.watching.stages,
+            "pint_base": self.watching.base,
+            "pint_unit": self.watching.unit,
+            "pint_share": self.watching.share,
             "timely_alpha": self.watching.filter,
             "timely_beta": self.watching.decrease,
             "timely_low": self.watching.low / PICOSECONDS,
@@ -448,6 +468,9 @@ def _watching(given: Mapping[str, float]) -> Watching:
     return Watching(
         target=given["hpcc_target"],
         stages=round(given["hpcc_stages"]),
+        base=given["pint_base"],
+        unit=given["pint_unit"],
+        share=given["pint_share"],
         filter=given["timely_alpha"],
         decrease=given["timely_beta"],
         low=low,

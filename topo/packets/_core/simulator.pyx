@@ -29,7 +29,7 @@ Times are int64 ps; rates are bytes per ps. Callers are trusted: no index is che
 import numpy as np
 
 cimport cython
-from libc.math cimport ceil, pow
+from libc.math cimport ceil, floor, log, pow
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
@@ -41,7 +41,7 @@ cdef enum:
     # All but timers keep the simulation going.
 
 cdef enum:
-    UNCONTROLLED, DCQCN, TIMELY, HPCC, DCTCP
+    UNCONTROLLED, DCQCN, TIMELY, HPCC, HPCC_PINT, DCTCP
 
 cdef enum:
     LOSSLESS, GO_BACK_N, SELECTIVE_REPEAT
@@ -55,7 +55,7 @@ cdef struct Packet:
     int32_t next  # behind it in the same queue, or among the unused
     int32_t ingress  # the link that it came by, -1 at its sender
     int32_t path
-    int32_t stamps  # of HPCC's, so far
+    int32_t stamps  # of HPCC's, so far; HPCC-PINT: the largest load on its way, encoded
     int64_t position  # of its first byte in its queue pair
     int64_t sent  # when
     int64_t answer  # of its acknowledgement: before which position all has arrived
@@ -119,7 +119,7 @@ cdef class Simulator:
     cdef uint64_t random_state
     cdef Control control
     cdef int32_t mtu, congestion, recovering, ack_size
-    cdef bint cut_through, pausing, windowed, scaling, acknowledging, adaptive
+    cdef bint cut_through, pausing, windowed, scaling, acknowledging, adaptive, stamping
     cdef double most_marked, buffer, share
     cdef int64_t resume_offset
     cdef bint failed  # to get memory
@@ -136,14 +136,15 @@ cdef class Simulator:
         self.pair_timeout = given.pair_timeout
         self.offered, self.sent_to = np.zeros(k, np.int64), np.zeros(k, np.int64)
         self.congestion = {
-            "none": UNCONTROLLED, "dcqcn": DCQCN, "timely": TIMELY, "hpcc": HPCC, "dctcp": DCTCP}[
-            settings.congestion]
+            "none": UNCONTROLLED, "dcqcn": DCQCN, "timely": TIMELY, "hpcc": HPCC,
+            "hpcc-pint": HPCC_PINT, "dctcp": DCTCP}[settings.congestion]
+        self.stamping = self.congestion == HPCC or self.congestion == HPCC_PINT
         self.recovering = {
             "none": LOSSLESS, "go-back-n": GO_BACK_N, "selective-repeat": SELECTIVE_REPEAT}[
             settings.recovery]
         self.adaptive = settings.routing == "adaptive"
         self.windowed = np.isfinite(given.window).any() or self.congestion == DCTCP
-        self.scaling = settings.window_scales or self.congestion == HPCC
+        self.scaling = settings.window_scales or self.stamping
         self.ack_size = settings.ack_size
         self.ack_first, self.ack_delay = given.ack_first, given.ack_delay
         self.acknowledging = (
@@ -495,7 +496,7 @@ cdef class Simulator:
         cdef int64_t takes = <int64_t>ceil(packet.size / self.rate[link]), early = 0
         cdef int32_t after
         self.busy[link] = self.now + takes
-        if self.congestion == HPCC and self.marking[link] and not packet.answered:
+        if self.stamping and self.marking[link] and not packet.answered:
             self.telemetry.stamp(self, link, number)
         self.n_bytes[link] += packet.size
         self.n_packets[link] += 1

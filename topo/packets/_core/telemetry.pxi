@@ -1,14 +1,21 @@
 # Included by simulator.pyx.
 # Senders that look at every acknowledgement: HPCC (Li et al., SIGCOMM 2019, algorithm 1) by what
-# the switches of its way wrote into the packet, TIMELY (Mittal et al., SIGCOMM 2015, algorithm 1) by
+# the switches of its way wrote into the packet, or, with PINT (Ben Basat et al., SIGCOMM 2020), by
+# the largest load that one of them had, in a few bits; TIMELY (Mittal et al., SIGCOMM 2015, algorithm 1) by
 # how long the packet was under way, DCTCP (Alizadeh et al., SIGCOMM 2010; RFC 8257) by whether it
-# was marked. The first two change their reference once in a round trip, as in the ns-3 of HPCC's
+# was marked. All but the last change their reference once in a round trip, as in the ns-3 of HPCC's
 # authors (rdma-hw.cc of alibaba-edu/High-Precision-Congestion-Control).
 
 cdef struct Stamp:  # of one switch's port, when a packet left by it
     int64_t time
     int64_t bytes  # that had left before
     int64_t queued  # behind the packet
+
+
+cdef struct Port:  # of a switch, with PINT
+    int64_t time  # when the last packet left by it
+    int64_t size  # of that packet
+    double load  # what left and waits, over what fills the port: filtered over a round trip
 
 
 cdef struct Watch:  # of a queue pair
@@ -26,6 +33,9 @@ cdef struct Watch:  # of a queue pair
 cdef struct Watching:  # parameters
     double target  # HPCC: eta
     int32_t stages  # HPCC: maxStage
+    double base  # PINT: codes are powers of it
+    double unit  # PINT: the least load that has a code
+    double share  # PINT: of packets that tell a sender anything
     double filter  # TIMELY: alpha
     double decrease  # TIMELY: beta
     int64_t low  # TIMELY: round trips below it are not looked at, ps
@@ -44,17 +54,25 @@ cdef class Telemetry:
     cdef Stamp* last_stamps  # `n_stamps` of each queue pair: of the last acknowledgement
     cdef Stamp* stamps  # `n_stamps` of each packet
     cdef int32_t n_stamps  # 0 without HPCC
+    cdef Port* ports  # of links; with PINT
+    cdef double longest  # PINT: the longest round trip without queues, ps
 
     def __cinit__(self, int32_t congestion, settings, given):
         cdef int64_t k = max(len(given.cap), 1)
         self.given = Watching(
-            settings.target, settings.stages, settings.filter, settings.decrease, settings.low,
+            settings.target, settings.stages, settings.base, settings.unit, settings.share,
+            settings.filter, settings.decrease, settings.low,
             settings.high, settings.least_trip, settings.gain, settings.first)
         self.trip = given.pair_trip
         self.watches = <Watch*>calloc(k, sizeof(Watch))
         if congestion == HPCC:
             self.n_stamps = max(1, int(np.diff(given.path_first).max(initial=1)))
             self.last_stamps = <Stamp*>calloc(k * self.n_stamps, sizeof(Stamp))
+        if congestion == HPCC_PINT:
+            self.longest = max(1, given.pair_trip.max(initial=1))
+            self.ports = <Port*>calloc(max(len(given.rate), 1), sizeof(Port))
+            if self.ports == NULL:
+                raise MemoryError
         if self.watches == NULL or (self.n_stamps and self.last_stamps == NULL):
             raise MemoryError
 
@@ -62,6 +80,7 @@ cdef class Telemetry:
         free(self.watches)
         free(self.stamps)
         free(self.last_stamps)
+        free(self.ports)
 
     cdef void begin(self, Simulator it, int32_t pair, double line) noexcept nogil:
         """Let a queue pair begin at its line's rate; with DCTCP with its first window."""
@@ -82,12 +101,34 @@ cdef class Telemetry:
         return True
 
     cdef void stamp(self, Simulator it, int32_t link, int32_t number) noexcept nogil:
-        """Write into a packet what HPCC's switches do as it leaves (INT)."""
+        """Write into a packet what HPCC's switches do as it leaves (INT, PINT)."""
         cdef Packet* packet = &it.packets[number]
-        cdef Stamp* stamp = &self.stamps[<int64_t>number * self.n_stamps + packet.stamps]
+        cdef Stamp* stamp
+        if it.congestion == HPCC_PINT:
+            packet.stamps = max(packet.stamps, self.encoded(it, self.load_of(it, link, packet)))
+            return
+        stamp = &self.stamps[<int64_t>number * self.n_stamps + packet.stamps]
         stamp.time, stamp.bytes = it.now, it.n_bytes[link]
         stamp.queued = it.queued[link]
         packet.stamps += 1
+
+    cdef double load_of(self, Simulator it, int32_t link, const Packet* packet) noexcept nogil:
+        """Take a packet that leaves by a port into its load (SwitchNotifyDequeue there)."""
+        cdef Port* port = &self.ports[link]
+        cdef double passed = min(<double>(it.now - port.time), self.longest)
+        cdef double filled = it.rate[link] * self.longest  # bytes in a round trip
+        port.load = (
+            port.load * (1 - passed / self.longest) + port.size / filled
+            + it.queued[link] / filled * passed / self.longest)
+        port.time, port.size = it.now, packet.size
+        return port.load
+
+    cdef int32_t encoded(self, Simulator it, double load) noexcept nogil:
+        """Load → exponent, the one above or below by chance, so that the mean of many is right."""
+        cdef double units = max(1.0, ceil(load / self.given.unit))
+        cdef double below = floor(log(units) / log(self.given.base))
+        cdef double least = pow(self.given.base, below)
+        return <int32_t>below + (it.uniform() < (units - least) / (least * (self.given.base - 1)))
 
     cdef void watch(self, Simulator it, int32_t pair, int32_t number) noexcept nogil:
         """Let a sender learn from an acknowledgement; TIMELY does so once a round trip."""
@@ -96,7 +137,7 @@ cdef class Telemetry:
         cdef Rate* rate = &it.rates[pair]
         cdef bint whole = packet.answer > watch.update_at, first = watch.update_at == 0
         cdef int64_t trip = it.now - packet.sent, tau = 0
-        cdef double load
+        cdef double load, share
         if it.congestion == DCTCP:
             if dctcp_window(watch, &self.given, packet, it.mtu, whole, it.sent_to[pair]):
                 it.cuts_of[pair] += 1
@@ -105,11 +146,18 @@ cdef class Telemetry:
                 rate.current = timely_rate(watch, &self.given, &it.control, rate, trip)
             elif first:
                 watch.before = trip
+        elif it.congestion == HPCC_PINT:
+            if self.given.share < 1 and it.uniform() >= self.given.share:
+                return
+            watch.load = self.given.unit * pow(self.given.base, packet.stamps)
+            if not first:
+                rate.current = hpcc_rate(watch, &self.given, &it.control, rate, whole)
         else:
             load = self.fullest(it, pair, number, &tau)
             if tau and not first:
-                rate.current = hpcc_rate(
-                    watch, &self.given, &it.control, rate, load, tau, self.trip[pair], whole)
+                share = min(tau, self.trip[pair]) / <double>self.trip[pair]
+                watch.load = (1 - share) * watch.load + share * load
+                rate.current = hpcc_rate(watch, &self.given, &it.control, rate, whole)
         if whole:
             watch.update_at = it.sent_to[pair]
 
@@ -137,12 +185,10 @@ cdef class Telemetry:
 
 cdef inline double hpcc_rate(
         Watch* watch, const Watching* given, const Control* control, const Rate* rate,
-        double load, int64_t tau, int64_t trip, bint whole) noexcept nogil:
-    """Load of the fullest link in the last `tau` ps → the sender's new rate."""
-    cdef double share = min(tau, trip) / <double>trip, over, found
+        bint whole) noexcept nogil:
+    """Load of the fullest link → the sender's new rate."""
+    cdef double over = watch.load / given.target, found
     cdef int32_t stage
-    watch.load = (1 - share) * watch.load + share * load
-    over = watch.load / given.target
     if over >= 1 or watch.stage >= given.stages:
         found, stage = watch.reference / over + control.additive * rate.scale, 0
     else:
