@@ -73,7 +73,7 @@ def test_attention_has_tiles() -> None:
     # 32 heads of 4096 / 128 = 32 blocks: 1024 tiles, 8 waves; on 108 multiprocessors 10.
     for variant in ATTENTION_VARIANTS.values():
         kernel = dataclasses.replace(KERNELS[2], variant=variant)
-        assert analytical.stretches([kernel], 24).tolist() == [10 / 8]
+        assert analytical.stretch_of([kernel])(24).tolist() == [10 / 8]
 
 
 def test_by_hand_memory() -> None:

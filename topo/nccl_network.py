@@ -24,6 +24,8 @@ the rate is what links carry.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,6 +163,9 @@ class NcclNetwork:
         self._placements: LruCache[tuple[Ints, list[Placement]]] = LruCache(
             MAX_CACHE_BYTES, size_of
         )
+        # The arrays of the last query and its answer: all queries of a run are of the same arrays,
+        # which are large where there are many GPUs.
+        self._last: tuple[tuple[NDArray[Any], ...], tuple[Ints, list[Placement]]] | None = None
 
     # --- classes of groups ----------------------------------------------------------
 
@@ -172,10 +177,16 @@ class NcclNetwork:
         The list of classes is owned by the network, which remembers it: not to be changed.
         """
         bits = np.full(len(index) - 1, -1) if operations is None else operations
-        return self._placements.get(
-            fingerprint(index, members, bits),
+        asked: tuple[NDArray[Any], ...] = index, members, bits
+        if self._last is not None and all(map(is_, asked, self._last[0])):
+            return self._last[1]
+        found = self._placements.get(
+            fingerprint(*asked),
             lambda: place_groups(index, members, bits, self._links, self._patterns),
         )
+        if not any(each.flags.writeable for each in asked):
+            self._last = asked, found
+        return found
 
     def placement(self, members: Sequence[int], operation: Operation | None = None) -> Placement:
         """Return the placement of one group, for one operation or for any.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import field, replace
 from functools import lru_cache
@@ -117,7 +117,7 @@ class Analytical:
         self._calibrated: dict[tuple[str, str], _CalibratedFormula] = {}
         self._estimates: dict[Kernel, Estimate] = {}
         self._divisions: dict[Kernel, tuple[float, float]] = {}
-        self._stretches: dict[int, dict[Kernel, float]] = {}  # by what is occupied
+        self._stretches: dict[Kernel, dict[int, float]] = {}  # by what is occupied
         self._numbers: dict[str, Quantity] = {}
 
     @property
@@ -252,36 +252,48 @@ class Analytical:
         parts = np.array(found, float).reshape(-1, 2)
         return parts[:, 0].copy(), parts[:, 1].copy()
 
-    def stretches(self, kernels: Sequence[Kernel], occupied: int) -> np.ndarray:
-        """Return the slowdown factors of arithmetic with some multiprocessors occupied.
+    def stretch_of(self, kernels: Sequence[Kernel]) -> Callable[[int], np.ndarray]:
+        """Return the function: multiprocessors occupied → slowdown factors of arithmetic.
+
+        Kernels are looked up once for all numbers that are occupied.
 
         Parameters
         ----------
         kernels : sequence of Kernel, `k` of them
-        occupied : int
-            Multiprocessors that communications hold.
 
         Returns
         -------
-        ndarray of float64, shape (k,)
+        callable
+            Multiprocessors that communications hold → ndarray of float64, shape (k,).
         """
-        if sum(map(len, self._stretches.values())) > MAX_CACHED_KERNELS:
+        if len(self._stretches) > MAX_CACHED_KERNELS:
             self._stretches.clear()
-        known = self._stretches.setdefault(occupied, {})
-        found = [known.get(each) for each in kernels]
-        for batch in _batches(each for each, times in zip(kernels, found) if times is None):
-            calibrated, _ = self._describe(batch[0])
-            stretch = calibrated.formula.stretch
-            if stretch is None or occupied == 0:
-                longer = [free_stretch(self._parameters, occupied)] * len(batch)
-            else:
-                constants = calibrated.lookup.constants
-                columns = stack_columns(batch)
-                longer = stretch(columns, self._parameters, constants, occupied).tolist()
-            known.update(zip(batch, longer))
-        if None in found:
-            found = [known[each] for each in kernels]
-        return np.array(found, float)
+        known = [self._stretches.setdefault(each, {}) for each in kernels]
+
+        def stretches(occupied: int) -> np.ndarray:
+            found = [each.get(occupied) for each in known]
+            if None in found:
+                of_kernel = dict(zip(kernels, known))
+                missing = (each for each, times in zip(kernels, found) if times is None)
+                for batch in _batches(missing):
+                    for each, longer in zip(batch, self._stretched(batch, occupied)):
+                        of_kernel[each][occupied] = longer
+                found = [each[occupied] for each in known]
+            return np.array(found, float)
+
+        return stretches
+
+    def _stretched(self, batch: Sequence[Kernel], occupied: int) -> list[float]:
+        """Return the slowdown factors of kernels of one formula and format."""
+        calibrated, _ = self._describe(batch[0])
+        stretch = calibrated.formula.stretch
+        if stretch is None or occupied == 0:
+            return [free_stretch(self._parameters, occupied)] * len(batch)
+        constants = calibrated.lookup.constants
+        longer: list[float] = stretch(
+            stack_columns(batch), self._parameters, constants, occupied
+        ).tolist()
+        return longer
 
     def _describe(self, kernel: Kernel) -> tuple[_CalibratedFormula, Columns]:
         """Return the formula that serves a kernel, and the numbers it takes."""

@@ -10,7 +10,8 @@ T⁴ = arithmetic⁴ + memory⁴, and the parts of T are the shares of these fou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +84,14 @@ class KernelWork:
             1 or more.
         """
         if isinstance(self.model, Analytical):
-            return self.model.stretches(self.kernels, taken)
+            return self._stretches(taken)
         return np.full(len(self), free_stretch(self.parameters, taken))
+
+    @cached_property
+    def _stretches(self) -> Callable[[int], Floats]:
+        """What the analytical model knows of its kernels."""
+        assert isinstance(self.model, Analytical)
+        return self.model.stretch_of(self.kernels)
 
 
 def work_of(model: KernelModel, kernels: Sequence[Kernel], seconds: Sequence[float]) -> KernelWork:

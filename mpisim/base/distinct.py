@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import distinct as _core
+from ._core.distinct import numbered as _numbered
 
 __all__ = ["dense", "distinct", "equal_columns", "numbered"]
 
@@ -112,7 +112,7 @@ def numbered(
         different[which] = keys
         first[which[::-1]] = np.arange(n)[::-1]  # of equal indices the last assignment holds
         return different, first, which
-    different, first, which = _core.numbered(keys)
+    different, first, which = _numbered(keys)
     return different, first, which
 
 

@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
     """
     gc.set_threshold(UNTIL_COLLECTED)
     atexit.register(_leave_garbage)
-    _keep_freed_memory()
+    keep_freed_memory()
     _print_any_text()
     # Not list(...): importing the subcommand of that name has put its module in this namespace.
     words = [*(sys.argv[1:] if argv is None else argv)]
@@ -194,7 +194,7 @@ def _print_any_text() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Have glibc keep memory that is freed, for the next array, rather than give it back.
 
     A run makes and drops many large arrays. Memory that the system gives anew it clears page by

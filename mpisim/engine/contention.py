@@ -133,9 +133,7 @@ def find_contention(
     if known is None:
         routes = _routes(program, network, use)
     else:
-        groups = program.communicators
-        arrays = groups.index, groups.members, *use[:4]
-        key = fingerprint(*arrays), use.patterns
+        key = program.communicators.digest, fingerprint(*use[:4]), use.patterns
         routes = known.get("routes", network, key, lambda: _routes(program, network, use))
     if not len(routes):
         return None

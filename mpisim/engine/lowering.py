@@ -249,7 +249,7 @@ def lower(table: Table, known: dict[Table, LoweredTable] | None = None) -> Lower
     lowered = known.get(table.structure)
     if lowered is None:
         lowered = known[table.structure] = _translate(table)
-    return replace(lowered, table=table)
+    return lowered if lowered.table is table else replace(lowered, table=table)
 
 
 def stream_view(lowered: LoweredTable, known: dict[Table, StreamView] | None = None) -> StreamView:

@@ -240,7 +240,7 @@ def _check_wire_delays(program: Program, delays: Sequence[NDArray[np.int64] | No
         rows = late[id(delay)]
         if delay.shape != (len(table),) or (delay[rows] < 0).any():
             raise ProgramError(f"table {table.label!r}: wire delays are not one time a row")
-        if ((table.duration[rows] != UNPRICED) | ~table.is_communication[rows]).any():
+        if (table.duration[rows] != UNPRICED).any():  # which communications alone may be
             raise ProgramError(f"table {table.label!r}: wire delay of a row with a duration")
 
 

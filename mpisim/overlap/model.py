@@ -58,6 +58,9 @@ __all__ = ["DeviceModel", "OverlapModel", "SlowedRows", "overlap_model"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+_KERNEL = int(Kind.KERNEL)
+"""As a number, which numpy takes at once."""
+
 Key = tuple[str, int]
 """A kernel's key: the name of its rows, and their duration in ps."""
 
@@ -266,7 +269,7 @@ class OverlapModel:
         key = int(self.program.table[rank]), int(self.kind[rank])
         if key not in self._known_kernels:
             table, device = self.program.table_of(rank), self.device(rank)
-            rows = np.flatnonzero(table.kind == Kind.KERNEL)
+            rows = np.flatnonzero(table.kind == _KERNEL)
             number = device.numbers(table, rows)
             known = number >= 0
             if not known.all():

@@ -19,9 +19,9 @@ __all__ = ["Mark", "ProgramBuilder", "TableBuilder", "columns_of"]
 
 _FLAGS, _JOINED = list(COLUMNS).index("flags"), int(Flag.JOINED)
 
-_LOWEST, _HIGHEST = np.array(
-    [[limits.min, limits.max] for limits in map(np.iinfo, COLUMNS.values())], np.int64
-).T
+_LIMITS = [np.iinfo(dtype) for dtype in COLUMNS.values()]
+_LOWEST = np.array([each.min for each in _LIMITS], np.int64)
+_HIGHEST = np.array([each.max for each in _LIMITS], np.int64)
 """What the types of columns can hold."""
 
 

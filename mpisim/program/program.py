@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.array_keys import fingerprint
 from ..base.distinct import numbered
 from ..base.errors import ProgramError
 from ..base.frozen import frozen
@@ -141,7 +142,12 @@ class Communicators:
         return cls(index, members, names)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.index) - 1
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Digest of the members of all, a key for what depends on these alone."""
+        return fingerprint(self.index, self.members)
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -263,6 +269,7 @@ class Program:
         owner = np.repeat(np.arange(self.n_ranks), counts)
         slot = np.arange(len(owner)) - self.slot_index[owner]
         np.bitwise_or.at(found, self.slots, of_table[self.table[owner], slot])
+        found.setflags(write=False)
         return found
 
     @cached_property

@@ -45,6 +45,10 @@ COLUMNS: dict[str, type] = {
 """Column names and their dtypes, in the order in which files store them."""
 
 
+_COLLECTIVE, _RECV = int(Kind.COLLECTIVE), int(Kind.RECV)
+"""The first and the last kind of a communication, as numbers that numpy takes at once."""
+
+
 class _Communications(NamedTuple):
     """The communications of a table, as `communications_by_slot` finds them."""
 
@@ -164,12 +168,12 @@ class Table:
     @cached_property
     def is_communication(self) -> NDArray[np.bool_]:
         """Whether each row is a communication, shape (n,)."""
-        return (self.kind >= Kind.COLLECTIVE) & (self.kind <= Kind.RECV)
+        return (self.kind >= _COLLECTIVE) & (self.kind <= _RECV)
 
     @cached_property
     def is_device(self) -> NDArray[np.bool_]:
         """Whether each row occupies a device stream, shape (n,)."""
-        return self.kind <= Kind.RECV
+        return self.kind <= _RECV
 
     @cached_property
     def n_streams(self) -> int:
@@ -357,7 +361,8 @@ def _check_durations(table: Table) -> None:
             f"{label}: column 'duration' has shape {table.duration.shape}, 'kind' has ({n},)"
         )
     below = np.flatnonzero(table.duration < 0)
-    negative = (table.duration[below] != UNPRICED) | ~table.is_communication[below]
+    kind = table.kind[below]
+    negative = (table.duration[below] != UNPRICED) | (kind < _COLLECTIVE) | (kind > _RECV)
     if negative.any():
         raise ProgramError(f"{label}, row {below[np.argmax(negative)]}: the duration is negative")
 

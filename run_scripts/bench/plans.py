@@ -42,7 +42,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from mpisim.base.machine_memory import resident
-from mpisim.cli import UNTIL_COLLECTED
+from mpisim.cli import UNTIL_COLLECTED, keep_freed_memory
 from mpisim.experiment import read
 from mpisim.prediction.extrapolation import StepCache, shortened_run, steady_run, step_time
 from mpisim.prediction.network import NetworkCache
@@ -244,6 +244,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="predict all a second time")
     args = parser.parse_args()
     gc.set_threshold(UNTIL_COLLECTED)  # as the command does: objects are many, and few are garbage
+    keep_freed_memory()  # likewise
     comm = MPI.COMM_WORLD
     batches = tuple(batch // LARGE.nodes * args.nodes for batch in LARGE.batches)
     large = LARGE._replace(nodes=args.nodes, batches=batches)

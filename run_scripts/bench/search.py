@@ -25,7 +25,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpisim.base.machine_memory import resident
-from mpisim.cli import UNTIL_COLLECTED
+from mpisim.cli import UNTIL_COLLECTED, keep_freed_memory
 from mpisim.search import answer, explore, read_search
 from mpisim.search.answer import answer_lines
 from mpisim.search.records import Records, Status
@@ -62,6 +62,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     gc.set_threshold(UNTIL_COLLECTED)  # as the command does: objects are many, and few are garbage
+    keep_freed_memory()  # likewise
     comm = MPI.COMM_WORLD
     tables = {
         "model": {"preset": "gpt3-175b"},

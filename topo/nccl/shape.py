@@ -86,11 +86,10 @@ class Shape:
         """
         if not len(members):
             raise InputError("a group needs at least one member")
-        size = system.gpus_per_node
-        counts = Counter(member // size for member in members)
-        near = Counter(
-            node for node, _ in {(m // size, (m % size) * system.nics // size) for m in members}
-        )
+        size, nics = system.gpus_per_node, system.nics or 1
+        counts = Counter([member // size for member in members])
+        # NICs are numbered node by node: the one beside a GPU is a share of its rank.
+        near = Counter([nic // nics for nic in {member * nics // size for member in members}])
         return cls(
             ranks=len(members),
             nodes=len(counts),
