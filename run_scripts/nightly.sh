@@ -47,6 +47,7 @@ part "documentation, slow blocks too" python run_scripts/documents.py --slow
 # Not among what tests need: it brings JupyterLab. Its release is in pyproject.toml.
 hta=$(python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["hta"], sep="\n")')
 part "HolisticTraceAnalysis" bash -c "pip install --quiet --disable-pip-version-check \$0 && pytest -q tests/test_export_kineto.py" "$hta"
+part "random searches" mpirun -n 2 python run_scripts/bench/search_spaces.py
 part "golden table" python run_scripts/golden.py
 part "published factors" python run_scripts/bench/extrapolate_published.py \
     "${MPISIM_SHARED:-../shared}/groundtruth/e2e/all.csv" --only DeepLearningExamples --only "DLPerf reports" \

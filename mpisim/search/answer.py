@@ -253,7 +253,7 @@ def _why(space: SearchSpace, why: Mapping[str, Any]) -> list[str]:
     """Say why most invalid candidates are, with an example."""
     if not why:
         return []
-    message = one_line(why["message"].removeprefix(f"{space.source}: "))
+    message = one_line(why["message"])
     text = f"Of those that do not go together {why['count']:,} as this one: "
     text += f"{message} ({space.described(why['example'])})"
     return wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")

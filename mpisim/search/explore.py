@@ -220,11 +220,11 @@ def explore(
     with progress(comm, "screening candidates" if show else "", len(space)) as update:
         while len(unknown := records.numbers(Status.UNKNOWN)):
             update(len(space) - len(unknown))
-            enter_judged(records, unknown[:SCREENED_IN_ROUND].tolist(), screened, comm)
+            enter_judged(space, records, unknown[:SCREENED_IN_ROUND].tolist(), screened, comm)
             tell(records, comm, each_round)
     reason = records.frequent
     if reason is not None and not np.any(records.status != Status.INVALID):
-        text = one_line(reason.text.removeprefix(f"{space.source}: "))
+        text = one_line(reason.text)
         example = space.described(reason.first)
         raise InputError(
             f"{space.source}: none of the {len(space):,} combinations is valid; {reason.number:,} "
@@ -250,7 +250,7 @@ def explore(
                 some = [each for each in first if each not in come.get(judge, ())][:most]
                 if some:
                     break
-            enter_judged(records, some, judge, comm)
+            enter_judged(space, records, some, judge, comm)
             if judge in come:
                 come[judge].update(some)
             looked_at += len(some)

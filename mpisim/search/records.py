@@ -212,12 +212,18 @@ class Records:
 
 
 def enter_judged(
-    records: Records, numbers: Sequence[int], judge: Callable[[int], Found], comm: Intracomm
+    space: SearchSpace,
+    records: Records,
+    numbers: Sequence[int],
+    judge: Callable[[int], Found],
+    comm: Intracomm,
 ) -> None:
     """Candidates, shared out to the processes → what is found of them, on all. **Collective.**
 
     Parameters
     ----------
+    space : SearchSpace
+        The name of its file is left out of why candidates are invalid.
     records : Records
         Changed in place, the same on all processes.
     numbers : sequence of int
@@ -236,7 +242,8 @@ def enter_judged(
             try:
                 found.append(judge(number))
             except InputError as error:
-                found.append(Found(number, Status.INVALID, {}, why=str(error)))
+                why = str(error).removeprefix(f"{space.source}: ")
+                found.append(Found(number, Status.INVALID, {}, why))
     records.enter(comm.allgather(found))
 
 

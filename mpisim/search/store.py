@@ -104,7 +104,7 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
             values = tuple(tuple(each) for each in kept["values"])
             space = SearchSpace(
                 kept["tables"],
-                kept["source"],
+                _source(kept["source"], kept.get("absolute_source", "")),
                 tuple(kept["keys"]),
                 values,
                 choice,
@@ -123,6 +123,11 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
     return space, Records(**found, why=reasons), answer
 
 
+def _source(given: str, absolute: str) -> str:
+    """Return the file of a search, as it was given where that names the same file from here."""
+    return given if not absolute or str(Path(given).resolve()) == absolute else absolute
+
+
 def _stored(name: str, column: NDArray[Any]) -> StoredType:
     """Return the type of a column in the file."""
     return Status if name == "status" else column.dtype.type
@@ -132,7 +137,8 @@ def _space_json(space: SearchSpace) -> dict[str, Any]:
     """Return a search space in JSON's types."""
     return {
         "tables": dict(space.tables),
-        "source": str(Path(space.source).resolve()) if space.source else "",
+        "source": space.source,
+        "absolute_source": str(Path(space.source).resolve()) if space.source else "",
         "keys": list(space.keys),
         "values": [list(each) for each in space.values],
         "choice": asdict(space.choice),

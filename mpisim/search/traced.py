@@ -331,7 +331,7 @@ def explore_traces(
             if not some:
                 break
             update(len(space) - records.count(Status.UNKNOWN))
-            enter_judged(records, some, simulated, comm)
+            enter_judged(space, records, some, simulated, comm)
             tell(records, comm, each_round)
     if not np.any(records.status != Status.INVALID):
         with collective_errors(comm):
