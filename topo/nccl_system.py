@@ -18,6 +18,8 @@ from mpisim.base.presets import find_table
 
 from .cluster import Cluster
 from .nccl import System
+from .nccl.constants import AMD
+from .nccl.rccl import rccl_arch
 from .nccl.system import DEFAULT_VERSION, version_of
 from .topology import LinkKind, NodeKind, Topology
 from .traffic.link_limits import typical_bandwidth
@@ -86,13 +88,18 @@ def cluster_system(cluster: Cluster, version: tuple[int, ...] | None = None) -> 
         cpu=node.cpu,
         gpudirect=node.gpudirect,
         version=version or (version_of(written) if written else DEFAULT_VERSION),
+        rccl=rccl_arch(_family(cluster.gpu)),
     )
 
 
 def arch_of(gpu: str) -> str:
     """Return the architecture of a GPU by its name, as ``[arch]`` of ``data/nccl.toml`` has it."""
-    family = str(find_table(gpu, "gpus.toml", "GPU").table.get("family", ""))
-    return "cdna" if family.startswith("cdna") else family
+    family = _family(gpu)
+    return AMD if rccl_arch(family) else family
+
+
+def _family(gpu: str) -> str:
+    return str(find_table(gpu, "gpus.toml", "GPU").table.get("family", ""))
 
 
 def changed_system(system: System, topology: Topology) -> System:
@@ -142,7 +149,7 @@ def listed_system(cluster: Cluster, topology: Topology) -> System:
     """
     node, fabric = cluster.node, cluster.fabric
     efficiency = fabric.nic_efficiency if fabric else None
-    return system_of_graph(
+    found = system_of_graph(
         topology,
         cluster.gpus_per_node,
         arch_of(cluster.gpu),
@@ -151,6 +158,7 @@ def listed_system(cluster: Cluster, topology: Topology) -> System:
         gpudirect=node.gpudirect if node else True,
         version=version_of(cluster.nccl.version) if cluster.nccl.version else DEFAULT_VERSION,
     )
+    return replace(found, rccl=rccl_arch(_family(cluster.gpu)))
 
 
 def system_of_graph(

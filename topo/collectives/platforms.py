@@ -23,6 +23,7 @@ from mpisim.base.schema import build
 
 from ..cluster import Cluster, find_cluster
 from ..nccl import Shape, System, version_of
+from ..nccl.rccl import rccl_arch
 from ..nccl_system import cluster_system
 from .calibration import (
     ANY,
@@ -211,7 +212,7 @@ def platform_of(row: Measurement) -> Platform:
         If its GPU is unknown.
     """
     name = _definition(row.gpu, row.across, row.notes, row.library)
-    return _platform(name, row.across, row.version, row.gpus // row.nodes)
+    return _platform(name, row.gpu, row.across, row.version, row.gpus // row.nodes)
 
 
 @lru_cache(maxsize=4096)
@@ -228,9 +229,11 @@ def _definition(gpu: str, across: str, notes: str, library: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _platform(name: str, across: str, version: str, per_node: int) -> Platform:
+def _platform(name: str, gpu: str, across: str, version: str, per_node: int) -> Platform:
     definition = definitions()[name]
     system = definition.system()
+    if system.rccl:
+        system = replace(system, rccl=rccl_arch(_arch(gpu)))
     if definition.own_nics:
         system = _with_nics(system, across)
     if not definition.group and per_node > system.gpus_per_node:

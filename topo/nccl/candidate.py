@@ -24,19 +24,25 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.frozen import frozen
 
-__all__ = ["Candidate", "TunerEstimate", "TunerRanking"]
+from .rccl import SizeRange
+
+__all__ = ["N_SIZES", "Candidate", "TunerEstimate", "TunerRanking"]
 
 Floats = np.float64 | NDArray[np.float64]
 
 Sizes = float | Floats
 
-_SIZE_LOGARITHMS = np.arange(6, 31)
-"""Of the sizes for which the correction of trees is given: 64 bytes and on; the last is 1."""
+_SIZE_LOGARITHMS = np.arange(6, 33)
+"""Of the sizes for which a correction is given: 64 bytes and on, the last for all larger ones."""
+
+N_SIZES = len(_SIZE_LOGARITHMS)
 
 _SIZE_POWERS = 2.0 ** _SIZE_LOGARITHMS[1:]
 
@@ -51,7 +57,7 @@ class TunerEstimate:
         Seconds, and bytes per second.
     plateau_from, plateau_factor : float
         Size from which the tuner believes in so much longer a latency.
-    correction : float64, shape (25,), optional
+    correction : float64, shape (27,), optional
         Factor of the bandwidth by size (`_SIZE_LOGARITHMS`).
     """
 
@@ -177,28 +183,37 @@ class Candidate:
 
 
 class TunerRanking:
-    """The tuner's times of candidates, side by side: the lowest is NCCL's choice.
+    """The tuner's times of candidates, side by side: the lowest is the library's choice.
 
     Parameters
     ----------
     candidates : list of Candidate
         In NCCL's order: of equally fast ones it takes the first.
+    ranges : sequence of SizeRange
+        What RCCL takes by the size in place of the fastest candidate; the last that holds a size
+        wins. Empty for NCCL.
     """
 
-    def __init__(self, candidates: list[Candidate]) -> None:
+    def __init__(self, candidates: list[Candidate], ranges: Sequence[SizeRange] = ()) -> None:
         self.candidates = candidates
         estimates = [each.tuner for each in candidates]
         self._latency = np.array([[each.latency] for each in estimates])
-        self._longer = self._latency * np.array([[each.plateau_factor - 1] for each in estimates])
+        self._longer = np.array(
+            [
+                [(each.plateau_factor - 1) * each.latency if each.plateau_factor > 1 else 0.0]
+                for each in estimates
+            ]
+        )
         self._plateau_from = np.array([[each.plateau_from] for each in estimates])
         self._has_plateau = bool(self._longer.any())
-        even = np.ones(len(_SIZE_LOGARITHMS))
+        even = np.ones(N_SIZES)
         self._per_byte = 1 / np.array(
             [
                 each.bandwidth * (even if each.correction is None else each.correction)
                 for each in estimates
             ]
         )
+        self._instead = [(each, self._taken(each)) for each in ranges]
 
     def estimates(self, bytes: Sizes) -> NDArray[np.float64]:
         """Return the tuner's times, shape (candidates, sizes), seconds."""
@@ -210,6 +225,34 @@ class TunerRanking:
             times += self._longer * (sizes >= self._plateau_from)
         return times
 
+    def chosen(self, bytes: Sizes) -> NDArray[np.int64]:
+        """Return the indices of the library's choices, shape (sizes,)."""
+        return self._in_range(self.estimates(bytes).argmin(axis=0), bytes)
+
+    def order(self, bytes: float) -> list[int]:
+        """Return the indices of all candidates for one size: the choice, then by their times."""
+        estimates = self.estimates(bytes)
+        by_time = estimates[:, 0].argsort(kind="stable").tolist()
+        (first,) = self._in_range(estimates.argmin(axis=0), bytes).tolist()
+        return [first, *(each for each in by_time if each != first)]
+
     def choice(self, bytes: float) -> Candidate:
-        """Return NCCL's choice for one size."""
-        return self.candidates[int(self.estimates(bytes).argmin())]
+        """Return the library's choice for one size."""
+        return self.candidates[int(self.chosen(bytes)[0])]
+
+    def _in_range(self, fastest: NDArray[np.int64], bytes: Sizes) -> NDArray[np.int64]:
+        """Return the candidates that run in place of the fastest ones at some sizes."""
+        found, sizes = fastest, np.atleast_1d(bytes)
+        for each, instead in self._instead:
+            found = np.where((sizes > each.above) & (sizes <= each.most), instead[fastest], found)
+        return found
+
+    def _taken(self, wanted: SizeRange) -> NDArray[np.int64]:
+        """Return the index of what runs in place of each candidate, itself where it cannot run."""
+        index = {(each.algorithm, each.protocol): i for i, each in enumerate(self.candidates)}
+        return np.array(
+            [
+                index.get((wanted.algorithm or each.algorithm, wanted.protocol), i)
+                for i, each in enumerate(self.candidates)
+            ]
+        )

@@ -36,16 +36,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpisim.base.kinds import Operation
 
-from .candidate import Candidate, TunerEstimate
+from .candidate import N_SIZES, Candidate, TunerEstimate
 from .channel_payload import bytes_per_channel, channel_bandwidth, pipeline_fill
 from .channels import ChannelGraph, channel_counts, graphs_at_link_speed, search_channels
-from .constants import LL, SIMPLE, NcclConstants
+from .constants import LL, SIMPLE, TWO_SHOT, LatencyConstants, NcclConstants
 from .enabled import enabled_algorithms, enabled_protocols
 from .factors import Factors
 from .link_bandwidths import LinkBandwidths, link_bandwidths
+from .rccl import RcclConstants, rccl_bandwidth, runs_two_shot, two_shot_bandwidth
 from .settings import Settings
 from .shape import Shape
 from .system import System
@@ -64,6 +66,7 @@ def candidates(
     factors: Factors,
     constants: NcclConstants,
     hardware: System | None = None,
+    rccl: RcclConstants | None = None,
 ) -> list[Candidate]:
     """Operation of a group → enabled pairs of algorithm and protocol, in NCCL's order.
 
@@ -83,6 +86,8 @@ def candidates(
         For the architecture and version of `system`.
     hardware : System, optional
         What carries the messages, where that is not `system`.
+    rccl : RcclConstants, optional
+        What AMD's library believes, in place of `constants`.
     """
     hardware = hardware or system
     seen = link_bandwidths(system, settings, shape, constants)
@@ -90,19 +95,25 @@ def candidates(
     searched = search_channels(seen, shape, constants)
     actual = graphs_at_link_speed(searched, scaled, shape, constants)
     counts = channel_counts(searched, shape, settings, constants, system.arch)
+    latencies: LatencyConstants = constants if rccl is None else rccl.times
     found = []
     for algorithm in enabled_algorithms(operation, shape, system, settings, constants):
         channels = counts[1] if algorithm in ("nvls", "nvls-tree") else counts[0]
         for protocol in enabled_protocols(
-            operation, algorithm, shape, system, settings, seen, constants
+            operation, algorithm, shape, system, settings, seen, constants, rccl
         ):
             pair = (operation, algorithm, protocol, shape)
-            believed = tuner_bandwidth(*pair, searched, system, constants)
+            if rccl is None:
+                believed = tuner_bandwidth(*pair, searched, system, constants)
+            else:
+                believed = rccl_bandwidth(*pair, system, seen, rccl)
             reached = tuner_bandwidth(*pair, actual, system, constants, factors.cap(shape.nodes))
             if not believed or not reached:
                 continue
-            tuner = _tuner_estimate(*pair, channels, believed, system, settings, seen, constants)
-            delays = _delays(*pair, hardware, settings, factors, seen, constants)
+            tuner = _tuner_estimate(
+                *pair, channels, believed, system, settings, seen, constants, rccl
+            )
+            delays = _delays(*pair, hardware, settings, factors, seen, latencies)
             pipeline = constants.raw["pipeline"]
             parts = shape.ranks if algorithm == "ring" else 1
             slow = _has_slow_ring(searched, constants)
@@ -126,6 +137,42 @@ def candidates(
                     fill=pipeline_fill(*pair, channels, settings, constants),
                 )
             )
+    chosen_by_name = settings.algo or settings.proto
+    if rccl and not chosen_by_name and seen.fast and runs_two_shot(operation, shape, rccl):
+        found += _two_shot_candidates(shape, scaled, factors, rccl)
+    return found
+
+
+def _two_shot_candidates(
+    shape: Shape, scaled: LinkBandwidths, factors: Factors, rccl: RcclConstants
+) -> list[Candidate]:
+    """Return RCCL's kernel from each GPU to each, by protocol; its tuner never takes it."""
+    kernel = rccl.two_shot
+    if kernel is None:
+        return []
+    found = []
+    for protocol in kernel.ranges:
+        base, hop = rccl.times.base["ring"], rccl.times.hop["nvlink"]["ring"]
+        least = base[LL] + 2 * hop[LL]
+        own = base[protocol] + 2 * hop[protocol]
+        found.append(
+            Candidate(
+                algorithm=TWO_SHOT,
+                protocol=protocol,
+                channels=kernel.channels,
+                bytes_per_channel=0,
+                tuner=TunerEstimate(float("inf"), float("inf"), 0.0, 1.0, None),
+                latency=factors.latency * (own + (factors.latency_inside - 1) * least),
+                bandwidth=two_shot_bandwidth(protocol, shape.ranks, scaled.inside, kernel),
+                bulk=0.0,
+                growth=0.0,
+                eager=float("inf"),
+                pace=0.0,
+                spread=0.0,
+                channel_bandwidth=float("inf"),
+                fill=0.0,
+            )
+        )
     return found
 
 
@@ -140,26 +187,45 @@ def _tuner_estimate(
     settings: Settings,
     seen: LinkBandwidths,
     constants: NcclConstants,
+    rccl: RcclConstants | None,
 ) -> TunerEstimate:
-    """Return NCCL's own estimate: its constants, and the links as it sees them."""
-    step = step_latency(algorithm, protocol, system, settings, shape, seen, constants)
+    """Return the library's own estimate: its constants, and the links as it sees them."""
+    of: LatencyConstants = constants if rccl is None else rccl.believed
+    step = step_latency(algorithm, protocol, system, settings, shape, seen, of)
     # NCCL counts one step for a chain on equal channels, as nothing else could be chosen.
     same = system.intra == "nvswitch" or shape.max_per_node == 1
-    latency = tuner_latency(operation, algorithm, protocol, shape, step, same, constants)
+    latency = tuner_latency(operation, algorithm, protocol, shape, step, same, of)
     plateau = (
-        algorithm == "ring"
+        rccl is None
+        and algorithm == "ring"
         and protocol == SIMPLE
         and shape.nodes > 1
         and operation is Operation.ALL_REDUCE
     )
-    corrected = algorithm == "tree"
     return TunerEstimate(
         latency=latency.inside + latency.across,
         bandwidth=bandwidth,
         plateau_from=constants.raw["plateau"]["bytes"] * channels * shape.ranks,
         plateau_factor=constants.plateau_factor if plateau else 1.0,
-        correction=np.append(constants.correction[protocol], 1.0) if corrected else None,
+        correction=_correction(algorithm, protocol, shape, constants, rccl),
     )
+
+
+def _correction(
+    algorithm: str,
+    protocol: int,
+    shape: Shape,
+    constants: NcclConstants,
+    rccl: RcclConstants | None,
+) -> NDArray[np.float64] | None:
+    """Return the tuner's factors of a bandwidth by size: NCCL's of trees, RCCL's of rings too."""
+    if rccl is not None:
+        corrected = algorithm == "tree" or (algorithm == "ring" and shape.nodes > 1)
+        return rccl.correction[algorithm][protocol] if corrected else None
+    if algorithm != "tree":
+        return None
+    factors = constants.correction[protocol]
+    return np.pad(factors, (0, N_SIZES - len(factors)), constant_values=1.0)
 
 
 class _Delays(NamedTuple):
@@ -179,7 +245,7 @@ def _delays(
     settings: Settings,
     factors: Factors,
     seen: LinkBandwidths,
-    constants: NcclConstants,
+    constants: LatencyConstants,
 ) -> _Delays:
     """Return the latencies to expect on the hardware.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,29 @@ from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
 
-__all__ = ["ALGORITHMS", "PROTOCOLS", "NcclConstants", "architectures", "nccl_constants"]
+__all__ = [
+    "ALGORITHMS",
+    "AMD",
+    "PROTOCOLS",
+    "TWO_SHOT",
+    "LatencyConstants",
+    "NcclConstants",
+    "architectures",
+    "in_version",
+    "nccl_constants",
+    "since",
+]
 
 FILE = "nccl.toml"
 
+AMD = "cdna"
+"""The architecture of AMD's GPUs, whatever their kind, which run RCCL."""
+
 ALGORITHMS = ("tree", "ring", "collnet-direct", "collnet-chain", "nvls", "nvls-tree", "pat")
 """In NCCL's order: of equally fast ones it takes the first."""
+
+TWO_SHOT = "two-shot"
+"""RCCL's all-reduce in one node from each GPU to each: a kernel beside the algorithms of NCCL."""
 
 PROTOCOLS = ("ll", "ll128", "simple")
 
@@ -30,6 +47,30 @@ LL, LL128, SIMPLE = range(3)
 _GB = 1e9
 
 _US = 1e-6
+
+
+class LatencyConstants(Protocol):
+    """What a tuner believes of latencies: NCCL's constants, or RCCL's."""
+
+    @property
+    def base(self) -> Mapping[str, tuple[float, ...]]:
+        """Latency by algorithm, then protocol."""
+        ...
+
+    @property
+    def hop(self) -> Mapping[str, Mapping[str, tuple[float, ...]]]:
+        """Latency of a step by link, algorithm, protocol."""
+        ...
+
+    @property
+    def post(self) -> Mapping[str, float]:
+        """Time to post a message to a NIC, by vendor of the CPU."""
+        ...
+
+    @property
+    def growing(self) -> Mapping[str, float]:
+        """Latency for each further rank."""
+        ...
 
 
 @frozen(eq=False)
@@ -109,7 +150,7 @@ def nccl_constants(arch: str, version: tuple[int, ...]) -> NcclConstants:
     gpu = raw["arch"][arch]
     caps = {name: _caps(name, version) for name in raw["caps"]}
     plateau = raw["plateau"]
-    own_row = gpu["generation"] >= 90 and version >= (2, 21)
+    own_row = arch == AMD or (gpu["generation"] >= 90 and version >= (2, 21))
     by_cpu = {
         cpu: caps[gpu["caps"] if own_row else row]["ll"] for cpu, row in raw["ll-by-cpu"].items()
     }
@@ -130,7 +171,7 @@ def nccl_constants(arch: str, version: tuple[int, ...]) -> NcclConstants:
             "pat": raw["growing"]["pat"] * _US,
             "pat-overlap": raw["growing"]["pat-overlap"],
         },
-        shares=raw["shares"],
+        shares={**raw["shares"], **raw["shares"].get(gpu["caps"], {})},
         multicast=gpu["nvls"],
         inside_speeds=tuple(speed * _GB for speed in speeds["inside"]),
         across_speeds=tuple(speed * _GB for speed in speeds["across"]),
@@ -161,9 +202,25 @@ def _caps(name: str, version: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
 def _in_version(
     history: list[dict[str, Any]], key: str, version: tuple[int, ...], unit: float
 ) -> tuple[float, ...]:
-    """Return the last entry of a history that is not newer than a version, or the first."""
+    return tuple(value * unit for value in in_version(history, version)[key])
+
+
+def in_version(history: list[dict[str, Any]], version: tuple[int, ...]) -> dict[str, Any]:
+    """Return the last entry of a history that is not newer than a version, or the first.
+
+    Parameters
+    ----------
+    history : list of dict
+        With ``since``, rising.
+    version : tuple of int
+    """
     found = history[0]
     for entry in history:
-        if tuple(map(int, entry["since"].split("."))) <= version:
+        if since(entry["since"]) <= version:
             found = entry
-    return tuple(value * unit for value in found[key])
+    return found
+
+
+def since(text: str) -> tuple[int, ...]:
+    """Return the version of an entry: ``"2.27"`` → ``(2, 27)``."""
+    return tuple(map(int, text.split(".")))

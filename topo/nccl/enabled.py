@@ -8,6 +8,8 @@ NVLS, its tree  without NVSwitch, direct transfers or multicast in hardware; on 
 CollNet         where it is not turned on (``NCCL_COLLNET_ENABLE``), and on one node
 PAT             but with one GPU a node, on several nodes; before 2.23
 LL128           over slow links; on GPUs that do not keep stores of 128 bytes in order
+on AMD's GPUs   CollNet; PAT where it is not turned on (``NCCL_PAT_ENABLE``); LL128 and trees with
+                Simple in one node as RCCL's tables have it (:mod:`.rccl`)
 settings        what ``NCCL_ALGO`` and ``NCCL_PROTO`` do not name
 =============== ==================================================================================
 
@@ -21,6 +23,7 @@ from mpisim.base.kinds import Operation
 
 from .constants import ALGORITHMS, LL, LL128, PROTOCOLS, SIMPLE, NcclConstants
 from .link_bandwidths import LinkBandwidths
+from .rccl import RcclConstants
 from .settings import Settings, allowed
 from .shape import Shape
 from .system import System
@@ -85,6 +88,8 @@ def enabled_algorithms(
     pat = shape.max_per_node == 1 and several and system.version >= (2, 23)
     if not pat or settings.pat_enable is False or constants.generation < 60:
         without.add("pat")
+    if system.rccl:
+        without |= {"collnet-direct", "collnet-chain"} | (set() if settings.pat_enable else {"pat"})
     may = allowed(settings.algo, operation)
     wanted = [
         name
@@ -102,6 +107,7 @@ def enabled_protocols(
     settings: Settings,
     found: LinkBandwidths,
     constants: NcclConstants,
+    rccl: RcclConstants | None = None,
 ) -> list[int]:
     """Algorithm of an operation → protocols that can run and are allowed; else Simple.
 
@@ -117,6 +123,8 @@ def enabled_protocols(
     found : LinkBandwidths
         LL128 needs links that deliver 128 bytes in order.
     constants : NcclConstants
+    rccl : RcclConstants, optional
+        On AMD's GPUs.
 
     Returns
     -------
@@ -133,6 +141,9 @@ def enabled_protocols(
         constants.generation >= 90 and system.cpu == "grace"
     )
     ordered = found.fast and (shape.nodes == 1 or near)
+    if rccl is not None:
+        simple = rccl.tree_simple_inside or algorithm != "tree" or shape.nodes > 1
+        return [LL] + [LL128] * (ordered and rccl.ll128) + [SIMPLE] * simple
     if ordered and constants.generation >= 70 and constants.generation not in (75, 89):
         return [LL, LL128, SIMPLE]
     return [LL, SIMPLE]

@@ -29,6 +29,7 @@ from .constants import PROTOCOLS, nccl_constants
 from .factors import Factors
 from .link_bandwidths import link_bandwidths
 from .point_to_point import SEND_OPERATIONS, send_cost
+from .rccl import rccl_constants, size_ranges
 from .settings import Settings
 from .shape import Shape
 from .system import System
@@ -154,6 +155,7 @@ class Nccl:
         self.settings = settings or Settings()
         self.factors = factors or Factors()
         self.constants = nccl_constants(system.arch, system.version)
+        self.rccl = rccl_constants(system.rccl, system.version) if system.rccl else None
         self._rankings: dict[tuple[Operation, Shape], TunerRanking] = {}
         self._choices: dict[tuple[Operation, int, Shape], Choice] = {}
 
@@ -200,7 +202,7 @@ class Nccl:
             each = [self.seconds(operation, int(size), shape) for size in sizes.flat]
             return np.reshape(each, sizes.shape)
         ranking = self._ranking(operation, shape)
-        chosen = np.argmin(ranking.estimates(sizes.reshape(-1)), axis=0).reshape(sizes.shape)
+        chosen = ranking.chosen(sizes.reshape(-1)).reshape(sizes.shape)
         times = np.empty(sizes.shape)
         for i in np.unique(chosen):
             at = chosen == i
@@ -219,8 +221,7 @@ class Nccl:
         if operation in SEND_OPERATIONS or operation is Operation.BARRIER or shape.ranks == 1:
             return [self.choose(operation, bytes, shape)]
         ranking = self._ranking(operation, shape)
-        order = np.argsort(ranking.estimates(bytes)[:, 0], kind="stable")
-        return [_choice(ranking.candidates[i], bytes) for i in order]
+        return [_choice(ranking.candidates[i], bytes) for i in ranking.order(bytes)]
 
     def better(self, operation: Operation, bytes: int, shape: Shape) -> Choice | None:
         """Return the fastest enabled candidate, where NCCL's choice is clearly slower.
@@ -305,15 +306,22 @@ class Nccl:
                 self.factors,
                 self.constants,
                 self.hardware,
+                self.rccl,
             )
-            self._rankings[key] = TunerRanking(found)
+            by_size = (
+                ()
+                if self.rccl is None or self.settings.proto
+                else size_ranges(operation, shape, self.rccl)
+            )
+            self._rankings[key] = TunerRanking(found, by_size)
         return self._rankings[key]
 
     def _sends(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
         wires = link_bandwidths(self.hardware, self.settings, shape, self.constants)
         scaled = self.factors.of(wires, self.hardware)
+        latencies = None if self.rccl is None else self.rccl.times
         found = send_cost(
-            operation, bytes, shape, scaled, self.hardware, self.settings, self.constants
+            operation, bytes, shape, scaled, self.hardware, self.settings, self.constants, latencies
         )
         latency = (
             found.latency_inside

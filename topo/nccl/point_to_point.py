@@ -10,7 +10,7 @@ from __future__ import annotations
 from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from .constants import LL, PROTOCOLS, SIMPLE, NcclConstants
+from .constants import LL, PROTOCOLS, SIMPLE, LatencyConstants, NcclConstants
 from .link_bandwidths import LinkBandwidths
 from .settings import Settings
 from .shape import Shape
@@ -59,6 +59,7 @@ def send_cost(
     system: System,
     settings: Settings,
     constants: NcclConstants,
+    latencies: LatencyConstants | None = None,
 ) -> SendCost:
     """Operation made of sends and receives, bytes → its cost.
 
@@ -70,13 +71,17 @@ def send_cost(
         The full buffer.
     found : LinkBandwidths
         Of the wires.
+    latencies : LatencyConstants, optional
+        RCCL's, in place of NCCL's.
     """
+    latencies = latencies or constants
     limits = constants.raw["point-to-point"]
     part = bytes if operation is Operation.SEND_RECV else bytes / shape.ranks
     # So little that flags travel with the data.
     protocol = LL if part <= limits["ll-most"] else SIMPLE
-    step = _send_step(part, system, settings, shape, found, constants)
-    least = _send_step(0.0, system, settings, shape, found, constants)
+    full = limits["message"]
+    step = _send_step(part / full, system, settings, shape, found, latencies)
+    least = _send_step(0.0, system, settings, shape, found, latencies)
     n, r, nodes = shape.ranks, shape.max_per_node, shape.nodes
     there = n - shape.min_per_node if nodes > 1 else 0  # peers on other nodes
     here = max(r - 1, 0)
@@ -86,8 +91,8 @@ def send_cost(
         least_across = least.across
     # On the way to another rail's NIC data crosses to the GPU next to it.
     relayed = settings.pxn_level == 2 and found.fast and r > 1
-    base = constants.base["ring"]
-    latency_inside, least_inside = _between(part, base[LL], base[SIMPLE], constants), base[LL]
+    base = latencies.base["ring"]
+    latency_inside, least_inside = _between(part / full, base[LL], base[SIMPLE]), base[LL]
     if here or relayed:
         latency_inside += step.inside
         least_inside += least.inside
@@ -131,19 +136,18 @@ def send_cost(
     )
 
 
-def _between(part: float, small: float, large: float, constants: NcclConstants) -> float:
+def _between(filled: float, small: float, large: float) -> float:
     """Return a latency between that of the smallest sends and that of whole messages to a NIC."""
-    full = constants.raw["point-to-point"]["message"]
-    return small + (large - small) * min(part / full, 1.0)
+    return small + (large - small) * min(filled, 1.0)
 
 
 def _send_step(
-    part: float,
+    filled: float,
     system: System,
     settings: Settings,
     shape: Shape,
     found: LinkBandwidths,
-    constants: NcclConstants,
+    constants: LatencyConstants,
 ) -> StepLatency:
     """Return the latencies of a send's step: with LL at first, with Simple for whole messages.
 
@@ -156,8 +160,8 @@ def _send_step(
         step_latency("ring", protocol, system, settings, shape, found, constants)
         for protocol in (LL, SIMPLE)
     )
-    inside = _between(part, small.inside, large.inside, constants)
-    across = _between(part, small.across, large.across, constants)
+    inside = _between(filled, small.inside, large.inside)
+    across = _between(filled, small.across, large.across)
     return StepLatency(inside, across, large.post)
 
 

@@ -52,6 +52,8 @@ class System:
         Whether NICs reach the memory of GPUs.
     version : tuple of int
         NCCL's, as (2, 27).
+    rccl : str
+        By which tables of ``data/rccl.toml`` the library chooses: ``"gfx942"``; empty: NCCL's own.
     """
 
     arch: str
@@ -68,6 +70,7 @@ class System:
     cpu: str = "intel"
     gpudirect: bool = True
     version: tuple[int, ...] = DEFAULT_VERSION
+    rccl: str = ""
 
     def __post_init__(self) -> None:
         for name, allowed in (

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from mpisim.base.kinds import Operation
 
 from .channels import ChannelGraph
-from .constants import LL, LL128, SIMPLE, NcclConstants
+from .constants import LL, LL128, SIMPLE, LatencyConstants, NcclConstants
 from .link_bandwidths import LinkBandwidths
 from .settings import Settings
 from .shape import Shape
 from .system import System
 
-__all__ = ["TunerLatency", "step_latency", "tuner_bandwidth", "tuner_latency"]
+__all__ = ["TunerLatency", "ring_steps", "step_latency", "tuner_bandwidth", "tuner_latency"]
 
 _GATHER_SCATTER = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 
@@ -72,7 +72,7 @@ def step_latency(
     settings: Settings,
     shape: Shape,
     found: LinkBandwidths,
-    constants: NcclConstants,
+    constants: LatencyConstants,
 ) -> StepLatency:
     """Algorithm, protocol → latencies of its steps.
 
@@ -94,7 +94,7 @@ def step_latency(
         Of the group.
     found : LinkBandwidths
         Of which only counts whether links are fast.
-    constants : NcclConstants
+    constants : NcclConstants or RcclConstants
 
     Returns
     -------
@@ -123,7 +123,7 @@ def tuner_latency(
     shape: Shape,
     step: StepLatency,
     same_channels: bool,
-    constants: NcclConstants,
+    constants: LatencyConstants,
 ) -> TunerLatency:
     """Operation, algorithm, protocol → the latency that NCCL's tuner takes for it.
 
@@ -136,7 +136,7 @@ def tuner_latency(
     step : StepLatency
     same_channels : bool
         Whether all channels visit the GPUs in one order.
-    constants : NcclConstants
+    constants : NcclConstants or RcclConstants
     """
     ranks, nodes = shape.ranks, shape.nodes
     base = constants.base[algorithm][protocol]

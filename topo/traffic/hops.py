@@ -80,7 +80,8 @@ def hop_chains(
 ) -> list[HopChains | AllPairsHop]:
     """Communication → the chains of its hops, phase by phase.
 
-    A phase begins when the one before it has ended; all but ``"dimensions"`` have one.
+    A phase begins when the one before it has ended; only ``"dimensions"`` and ``"two-shot"`` have
+    more than one.
 
     Parameters
     ----------
@@ -106,6 +107,8 @@ def hop_chains(
         return []
     if operation is Operation.ALL_TO_ALL:
         return [AllPairsHop(group)]
+    if algorithm == "two-shot" and operation is Operation.ALL_REDUCE:
+        return [AllPairsHop(group), AllPairsHop(group)]
     if algorithm == "dimensions":
         return _dimension_hops(operation, group, subgrid or Subgrid.line(len(group)))
     return [_single_phase(operation, algorithm, group, gpus_per_node)]
@@ -127,7 +130,7 @@ def _single_phase(
     nodes = members_by_node(group, gpus_per_node)
     if algorithm == "pat":
         return _pat_hops(group)
-    if algorithm == "ring" or (algorithm == "nvls" and len(nodes) > 1):
+    if algorithm in ("ring", "two-shot") or (algorithm == "nvls" and len(nodes) > 1):
         parts = []
         for channel in range(channel_count(nodes)):
             path = path_through(nodes, channel)

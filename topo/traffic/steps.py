@@ -144,7 +144,9 @@ def collective_steps(
         return _joined(_ring_flows(paths, count))
     if algorithm == "pat":
         return _joined(_pat_flows(group))
-    in_switch = algorithm not in ("ring", "tree")
+    if algorithm == "two-shot" and operation is Operation.ALL_REDUCE:
+        return _joined([_Flows(whole.source, whole.target, whole.bytes / 2, 0, 0, 2)])
+    in_switch = algorithm not in ("ring", "tree", "two-shot")
     if in_switch and operation is not Operation.ALL_REDUCE and len(nodes) == 1 and not meshed:
         share = (n - 1) / n
         return _joined(

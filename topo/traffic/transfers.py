@@ -173,6 +173,8 @@ def transfers(
         return Transfers.joined([Transfers(group, after, half), Transfers(group, before, half)])
     if algorithm == "pat":
         return _pat_transfers(group)
+    if algorithm == "two-shot" and operation is Operation.ALL_REDUCE:
+        return _all_pairs(group, factor)
     if algorithm == "ring" or operation is not Operation.ALL_REDUCE:
         # In-switch gathers and scatters move at each port what a ring does.
         return _ring_transfers(nodes, factor, meshed)
@@ -196,9 +198,11 @@ NCCL_ALGORITHMS = (
     "collnet-direct",
     "collnet-chain",
     "pat",
+    "two-shot",
     "send",
 )
-"""``"send"`` is what NCCL builds from sends and receives."""
+"""``"send"`` is what NCCL builds from sends and receives; ``"two-shot"`` is RCCL's all-reduce from
+each to each, which first scatters and then gathers."""
 
 ALGORITHMS = (*NCCL_ALGORITHMS, "dimensions", *TWO_WAY_RINGS)
 """NCCL's, and those of other fabrics."""
