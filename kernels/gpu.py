@@ -109,8 +109,8 @@ class Gpu:
         Share of the clock of kernels measured by themselves that it sustains when kernels follow
         one another, where that was measured; else what its power leaves of the architecture's.
     steady_products : Quantity, optional
-        The same of matrix products and convolutions, where these were measured to sustain another
-        clock than attention does.
+        The same of products and convolutions on matrix units, where these were measured to sustain
+        another clock than attention does. In fp32 on CUDA cores they have the clock of all others.
     nvlink : Quantity, optional
         Bandwidth of all links to other GPUs (NVLink, xGMI) together, one direction.
     power : Quantity, optional

@@ -86,7 +86,7 @@ class GpuParameters:
         reference GPU of its architecture: 1 where it has as many watts a FLOP/s. What the
         reference does with kernels measured by themselves is part of the fitted efficiencies.
     sustained_products : float, optional
-        The same of matrix products and convolutions, where it is another.
+        The same of products and convolutions on matrix units, where it is another.
     steady : float
         The same share where kernels follow one another without pause, as in a training step: below
         1 also on the reference, where its short kernels run at a clock that its power does not
@@ -131,7 +131,7 @@ class GpuParameters:
 
     @property
     def product_clock(self) -> float:
-        """Share of the clock that the power allows matrix products and convolutions."""
+        """Share of the clock that the power allows products and convolutions on matrix units."""
         products = self.sustained_products
         return self.sustained if products is None else products
 

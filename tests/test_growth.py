@@ -72,6 +72,6 @@ def test_lookups_of_more_samples_read_more_rows_from_the_cache() -> None:
 
 
 def test_streaming_kernels_grow_by_bytes() -> None:
-    kernel = Elementwise(1000, indexed=100, instructions=50)
-    expected = Elementwise(4000, indexed=400, instructions=200)
+    kernel = Elementwise(1000, indexed=100, instructions=50, loads=10)
+    expected = Elementwise(4000, indexed=400, instructions=200, loads=40)
     assert grown(kernel, Growth(samples=4), (), backward=False) == expected

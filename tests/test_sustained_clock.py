@@ -94,10 +94,9 @@ def test_an_a100s_products_run_between_two_published_rates() -> None:
     rates = [square.flops / each.duration for each in (brief, steady)]  # FLOP/ps: TFLOP/s
     assert 259 <= rates[0] <= 267
     assert rates[1] == pytest.approx((230 + 257.5) / 2, rel=0.02)
-    # A clock of products alone: attention was measured repeated.
-    attention = Attention(1, 32, 32, 8192, 8192, 128, 128)
-    found = [Analytical(gpu, alone=alone).estimate(attention) for alone in (True, False)]
-    assert found[0].duration == found[1].duration
+    # Neither attention nor products on CUDA cores were found slower when repeated.
+    assert ratio("a100-sxm", Attention(1, 32, 32, 8192, 8192, 128, 128)) == 1.0
+    assert ratio("a100-sxm", replace(SHORT, dtype="fp32")) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,8 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
         both = zip_longest(gradients, products, fillvalue=filled_like(m, UNAVAILABLE))
         weight_rate = TF32_WEIGHT_GRADIENT_RATE if dtype == "tf32" else 1.0
         products = [where(weight, each / weight_rate, other) for each, other in both]
-    burst, share = constants["burst"], gpu.product_clock
+    burst = constants["burst"]
+    share = gpu.sustained if dtype == "fp32" else gpu.product_clock
     products = [power_throttled(each, burst, share) for each in products]
 
     grouped = groups > 1

@@ -135,7 +135,8 @@ def _arithmetic(
         spread = OPERAND_BYTES[dtype] * k * minimum(m, n) / (PASCAL_TRANSLATION_SPAN * gpu.l2)
         slower = 1 + PASCAL_TRANSLATION_SLOWDOWN * spread / (1 + spread)
         time = where(batch > 1, time, time * slower)
-    return power_throttled(time, constants["burst"], gpu.product_clock)
+    clock = gpu.sustained if cores else gpu.product_clock
+    return power_throttled(time, constants["burst"], clock)
 
 
 def _gemm_stretch(

@@ -52,6 +52,9 @@ class Elementwise(Kernel):
     instructions : int, optional
         Of integers, in all threads, of kernels whose threads have more to do than to move data:
         loops over all experts, of which few are a token's.
+    loads : int, optional
+        Loads that warps wait for one after another, in all warps, of kernels that find the places
+        of their rows in one list after another.
     summed : int, optional
         Rows of a matrix that are added up, column by column, as for the gradient of a bias; `sums`
         is the number of its columns.
@@ -64,6 +67,7 @@ class Elementwise(Kernel):
     variant: ElementwiseVariant | None = field(default=None, kw_only=True)
     indexed: int | None = None
     instructions: int | None = field(default=None, kw_only=True)
+    loads: int | None = field(default=None, kw_only=True)
     summed: int | None = field(default=None, kw_only=True)
     sums: int | None = field(default=None, kw_only=True)
 

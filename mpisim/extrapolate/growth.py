@@ -262,11 +262,13 @@ def _streamed(
         case Elementwise(summed=int(), sums=int()):
             return _summed(kernel, factor, across)
         case Elementwise():
-            indexed, instructions = (
+            indexed, instructions, loads = (
                 None if each is None else times(each, factor)
-                for each in (kernel.indexed, kernel.instructions)
+                for each in (kernel.indexed, kernel.instructions, kernel.loads)
             )
-            return replace(kernel, bytes=size, indexed=indexed, instructions=instructions)
+            return replace(
+                kernel, bytes=size, indexed=indexed, instructions=instructions, loads=loads
+            )
         case Counted():
             return replace(kernel, operations=times(kernel.operations, factor), bytes=size)
     return replace(kernel, bytes=size)

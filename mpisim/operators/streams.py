@@ -61,6 +61,8 @@ Kernels = tuple[Kernel, ...]
 _LONGEST_IN_SHARED = 8192
 """Complex numbers of 8 bytes that a block holds in 64 KiB of shared memory: a longer transform goes
 through memory more than once (D. Tolmachev, "VkFFT", IEEE Access 11, 2023)."""
+_CHECK_LOADS = _PERMUTATION_LOADS = 3
+"""Loads one after another of a warp of FBGEMM's checks of indices, and of their permutation."""
 _POOL_PLACES = 3.5
 """Instructions for an element of the gradient of max_pool2d, in those of a place that is divided
 out (`index_instructions`). Five divisions by arguments of the kernel, of the element's number by
@@ -72,7 +74,7 @@ and p_end of aten/src/ATen/native/cuda/DilatedMaxPool2d.cu). A first, rougher co
 as long again as VGG-13's on an H100: not blind to that."""
 
 
-def stream(amount: int, *, indexed: int = 0) -> Kernels:
+def stream(amount: int, *, indexed: int = 0, loads: int = 0) -> Kernels:
     """Bytes → elementwise kernel that moves them; no kernel for no bytes.
 
     Parameters
@@ -81,12 +83,16 @@ def stream(amount: int, *, indexed: int = 0) -> Kernels:
         Bytes read and written.
     indexed : int
         Elements whose addresses are computed from strides or indices.
+    loads : int
+        Loads that warps wait for one after another, in all warps.
 
     Returns
     -------
     tuple of Kernel
     """
-    return (Elementwise(bytes=amount, indexed=indexed or None),) if amount > 0 else ()
+    if amount <= 0:
+        return ()
+    return (Elementwise(bytes=amount, indexed=indexed or None, loads=loads or None),)
 
 
 def nothing(call: OperatorCall) -> Kernels:
@@ -319,14 +325,33 @@ def permuted(call: OperatorCall) -> Kernels | None:
     """``permute_2D_sparse_data(order, lengths, values, …)`` → lengths, their sums, values.
 
     fbgemm_gpu/src/sparse_ops: lengths are permuted, offsets before and after are running sums, and
-    values are copied.
+    values are copied, by a warp for each length, which loads where its table goes, where its values
+    begin, and values (permute_indices_weights_kernel).
     """
     lengths, values = tensor(call, 1), tensor(call, 2)
     if lengths is None or values is None:
         return None
     size = touched(lengths)
     sums = (*stream(size), *stream(element_bytes(lengths.dtype)), *stream(2 * size))
-    return (*stream(2 * size), *sums, *sums, *stream(2 * touched(values)))
+    copied = stream(2 * touched(values), loads=_PERMUTATION_LOADS * lengths.elements)
+    return (*stream(2 * size), *sums, *sums, *copied)
+
+
+def index_checks(call: OperatorCall) -> Kernels | None:
+    """``bounds_check_indices(rows, indices, offsets, …)`` → reads the indices, a warp a sample.
+
+    The warp of a sample of a table loads the table's rows and where its indices begin, then these,
+    then the last offset (bounds_check_indices_kernel of fbgemm_gpu/codegen,
+    embedding_bounds_check.cu). It needs 57 registers, as recorded on an A100, so that half as many
+    warps are at work as a multiprocessor holds. The warning is cleared first.
+    """
+    indices, offsets, warning = tensor(call, 1), tensor(call, 2), tensor(call, 4)
+    if indices is None or offsets is None:
+        return None
+    waits = stream(
+        touched(indices) + touched(offsets), loads=2 * _CHECK_LOADS * max(0, offsets.elements - 1)
+    )
+    return (*(() if warning is None else stream(touched(warning))), *waits)
 
 
 def scan(call: OperatorCall) -> Kernels | None:

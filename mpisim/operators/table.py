@@ -158,7 +158,7 @@ _FUSED_SOFTMAX = """
 """
 
 _STREAMING_LIBRARIES = """
-    fbgemm::bounds_check_indices fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged
+    fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged
     _jagged_to_padded_dense_forward _padded_dense_to_jagged_forward
     _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo
     fbgemm::block_bucketize_sparse_features
@@ -396,6 +396,7 @@ TABLE: Mapping[str, Rule] = {
     **_served(_LOSSES, streams.reduction_to_scalar),
     **_served("cumsum cumprod logcumsumexp cummax cummin", streams.scan),
     **_served(_SCANS, streams.cumulated),
+    **_served("fbgemm::bounds_check_indices", streams.index_checks),
     **_served(
         "fbgemm::permute_2D_sparse_data fbgemm::permute_sparse_data "
         "fbgemm::permute_sparse_features",
