@@ -89,9 +89,15 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def captured(folder: Path, text: str, *arguments: str, **options: Any) -> Recording:
-    """Text of a script → what its first rank does."""
-    return alone(script(written(folder, text), *arguments, **options))[0].recording
+def captured(
+    folder: Path,
+    text: str,
+    *arguments: str,
+    ranks: Iterable[int] | None = None,
+    **options: Any,
+) -> Recording:
+    """Text of a script → what the first of some ranks does, by default of all."""
+    return alone(script(written(folder, text), *arguments, **options), ranks)[0].recording
 
 
 def flops(recording: Recording, *phases: Phase) -> Counter[str]:
@@ -129,6 +135,11 @@ def kernels_in(recording: Recording, *phases: Phase) -> Counter[Kernel]:
             assert launched.known, recording.calls[item.number].name
             found.update(launched.kernels)
     return found
+
+
+def unknown(recording: Recording) -> set[str]:
+    """Operators that the table does not know."""
+    return {call.name for call in recording.calls if not kernels_of(call).known}
 
 
 def operators_in(recording: Recording) -> Counter[str]:

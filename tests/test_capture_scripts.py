@@ -12,31 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import alone, flops, kernels_in, needs_torch, script
+from captures import alone, captured, flops, kernels_in, needs_torch, script, unknown
 
-from mpisim.base.errors import InputError
 from mpisim.base.kinds import Phase
-from mpisim.capture.recording import ItemKind, Recording
+from mpisim.capture.recording import ItemKind
 from mpisim.capture.repeated_reads import in_for_loop
-from mpisim.kernels.operations import Elementwise, Gemm
-from mpisim.operators import OperatorCall, TensorSpec, kernels_of
+from mpisim.operators import TensorSpec, kernels_of
 
 pytestmark = [
     pytest.mark.timeout(400),  # each process that is captured loads PyTorch
     needs_torch,
 ]
-
-
-def recorded(folder: Path, text: str, **options: Any) -> Recording:
-    """The recording of rank 0 of a script."""
-    path = folder / "train.py"
-    path.write_text(text)
-    return alone(script(path, **options), (0,))[0].recording
-
-
-def unknown(recording: Recording) -> set[str]:
-    """Operators that the table does not know."""
-    return {call.name for call in recording.calls if not kernels_of(call).known}
 
 
 RECURRENT = """
@@ -50,7 +36,7 @@ for _ in range(3):
 
 
 def test_recurrent_layers(tmp_path: Path) -> None:
-    found = recorded(tmp_path, RECURRENT)
+    found = captured(tmp_path, RECURRENT)
     steps, batch, wide, hidden = 10, 8, 4 * 64, 64
     # Two directions of two layers, the second of which reads both directions of the first.
     inputs = 2 * 32 + 2 * 2 * hidden
@@ -81,7 +67,7 @@ for _ in range(3):
 
 
 def test_packed_sequences_and_their_loss(tmp_path: Path) -> None:
-    found = recorded(tmp_path, SPEECH)
+    found = captured(tmp_path, SPEECH)
     assert unknown(found) == set()
     (layer,) = (call for call in found.calls if call.name == "aten::_cudnn_rnn")
     assert isinstance(layer.inputs[0], TensorSpec)
@@ -106,7 +92,7 @@ for _ in range(3):
 
 
 def test_masks_and_counts_of_known_spread(tmp_path: Path) -> None:
-    found = recorded(tmp_path, MASKS)
+    found = captured(tmp_path, MASKS)
     assert unknown(found) == set()
     chosen = [call for call in found.calls if call.name == "aten::index"]
     assert {call.outputs[0].shape for call in chosen} == {(10_000, 8), (12_500, 8)}  # type: ignore[union-attr]
@@ -179,7 +165,7 @@ for _ in range(3):
 
 
 def test_texts_are_generated_to_their_last_token(tmp_path: Path) -> None:
-    found = recorded(tmp_path, GENERATED)
+    found = captured(tmp_path, GENERATED)
     tokens, products = 4 * 24, 32 * 100
     assert flops(found)["gemm"] == 2 * products * (tokens + 3 * 4 * 25)
 
@@ -201,59 +187,6 @@ def test_a_loop_over_something_is_told_from_one_that_waits() -> None:
     assert found == {"first": True, "second": False, "third": False, "fourth": False}
 
 
-FACTORS = """
-import torch
-layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).cuda()
-teacher = torch.nn.TransformerEncoder(layer, 1).eval()
-model = torch.nn.Linear(64, 64, bias=False).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-padded = torch.arange(10).expand(4, 10).cuda() > 7
-for _ in range(3):
-    x = torch.randn(4, 10, 64, device="cuda")
-    with torch.no_grad():
-        y = teacher(x, src_key_padding_mask=padded)
-    model(y).sum().backward()
-    square = model.weight.grad @ model.weight.grad.T
-    model.weight.grad = torch.linalg.solve(square, model.weight.grad)
-    optimizer.step()
-"""
-
-
-def test_encoders_in_evaluation_and_checks_of_factorizations(tmp_path: Path) -> None:
-    found = recorded(tmp_path, FACTORS)
-    layer = 4 * 64 * 64 + 2 * 64 * 128
-    products = 40 * layer + (40 + 40) * 64 * 64 + 64**3
-    assert flops(found)["gemm"] == 2 * products
-    # The CPU waits for the check of the solution alone.
-    waits = [item for item in found.items if item.kind is ItemKind.HOST_WAIT]
-    assert len(waits) == 1
-    assert unknown(found) == {"aten::_linalg_solve_ex"}
-    assert any("without PyTorch's fast path" in line for line in found.replaced)
-
-
-DISTANCES = """
-import torch
-layer, pairs = torch.nn.Linear(16, 256, bias=False).cuda(), torch.nn.Bilinear(8, 8, 4).cuda()
-optimizer = torch.optim.SGD([*layer.parameters(), *pairs.parameters()], lr=0.1)
-for _ in range(3):
-    x = layer(torch.ones(64, 16, device="cuda"))
-    near = torch.cdist(x, torch.ones(128, 256, device="cuda")).sum()
-    (near + pairs(x[:, :8], x[:, 8:16]).sum()).backward()
-    optimizer.step()
-"""
-
-
-def test_operators_with_gradients_of_their_own_are_taken_apart(tmp_path: Path) -> None:
-    found = recorded(tmp_path, DISTANCES)
-    assert unknown(found) == set()
-    forward = [
-        each for each in kernels_in(found, Phase.FORWARD).elements() if isinstance(each, Gemm)
-    ]
-    # Distances by one product, to which the squares of both sides' norms add two columns.
-    shapes = {(each.m, each.n, each.k) for each in forward if each.batch == 1}
-    assert shapes >= {(64, 256, 16), (64, 128, 256 + 2)}
-
-
 LOGGED = """
 import torch
 import torch.distributed as dist
@@ -269,7 +202,7 @@ for _ in range(3):
 
 
 def test_buckets_are_told_of(tmp_path: Path) -> None:
-    assert unknown(recorded(tmp_path, LOGGED, world=2)) == set()
+    assert unknown(captured(tmp_path, LOGGED, world=2, ranks=(0,))) == set()
 
 
 HOOKED = """
@@ -289,7 +222,7 @@ for _ in range(3):
 
 
 def test_a_hook_halves_what_is_reduced(tmp_path: Path) -> None:
-    found = recorded(tmp_path, HOOKED, world=2)
+    found = captured(tmp_path, HOOKED, world=2, ranks=(0,))
     sums = [item for item in found.items if item.kind is ItemKind.COLLECTIVE]
     assert [item.bytes for item in sums] == [2 * 1024 * 1024] * 2
     assert all(item.phase == Phase.BACKWARD for item in sums)
@@ -299,16 +232,6 @@ def test_a_hook_halves_what_is_reduced(tmp_path: Path) -> None:
         if item.kind is ItemKind.CALL and found.calls[item.number].name == "aten::mm"
     ]  # fmt: skip
     assert found.items.index(sums[0]) < products[-1] < found.items.index(sums[1])
-
-
-def test_a_mask_selects_by_the_kernels_of_nonzero() -> None:
-    mask, table = TensorSpec("bool", (100, 8)), TensorSpec("float32", (100, 8))
-    call = OperatorCall("aten::index", (table, (mask,)), (TensorSpec("float32", (50,)),))
-    found = kernels_of(call).kernels
-    # Two that add up, two that select, one that divides places; then the elements.
-    assert [kernel.traffic for kernel in found] == [800, 8, 8, 800 + 400, 3 * 400, 2 * 200 + 800]
-    put = OperatorCall("aten::index_put_", (table, (mask,), TensorSpec("float32", ())))
-    assert kernels_of(put).kernels == (Elementwise(2 * 3200 + 800, indexed=800),)
 
 
 TWO_OPTIMIZERS = """
@@ -326,7 +249,7 @@ for _ in range(4):
 
 
 def test_a_step_in_which_an_optimizer_makes_its_states_warms_up(tmp_path: Path) -> None:
-    found = recorded(tmp_path, TWO_OPTIMIZERS)
+    found = captured(tmp_path, TWO_OPTIMIZERS)
     names = [found.calls[each.number].name for each in found.items if each.kind is ItemKind.CALL]
     assert names.count("aten::_fused_adam_") == 2
     assert "aten::zeros_like" not in names
@@ -347,7 +270,7 @@ for _ in range(3):
 
 
 def test_graphs_of_callables(tmp_path: Path) -> None:
-    found = recorded(tmp_path, GRAPHED)
+    found = captured(tmp_path, GRAPHED)
     calls = [each for each in found.items if each.kind is ItemKind.CALL]
     names = [found.calls[each.number].name for each in calls]
     assert (names.count("aten::addmm"), names.count("aten::mm")) == (1, 2)
@@ -387,7 +310,7 @@ for _ in range(3):
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_kernels_of_triton(tmp_path: Path) -> None:
-    found = recorded(tmp_path, TRITON)
+    found = captured(tmp_path, TRITON)
     (launch,) = (number for number, call in enumerate(found.calls) if "double" in call.name)
     assert found.calls[launch].name == "triton::double"
     (kernel,) = kernels_of(found.calls[launch]).kernels
@@ -419,101 +342,9 @@ for _ in range(3):
 
 
 def test_counts_of_an_even_router_are_those_of_all_ranks(tmp_path: Path) -> None:
-    found = recorded(tmp_path, GATHERED, world=4)
+    found = captured(tmp_path, GATHERED, world=4, ranks=(0,))
     line = "train.py:14: 4 values of type int64, of an even spread, taken as 512"
     assert found.values[line] == 3
-
-
-LACKS_SHAPES = """
-import torch
-x = torch.randn(4, 4, device="cuda", requires_grad=True)
-x.detach().to_sparse_csr()
-"""
-
-
-def test_an_operator_that_only_a_device_knows_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"train.py:4: PyTorch has no shapes of what aten::_to_sparse_csr"
-    ):
-        recorded(tmp_path, LACKS_SHAPES)
-
-
-def test_gates_of_a_recurrent_layer_are_products_and_a_kernel_a_step() -> None:
-    given = TensorSpec("float32", (5, 3, 16))
-    weights = (TensorSpec("float32", (96, 16)), TensorSpec("float32", (96, 32)))
-    rest = (2, None, TensorSpec("float32", (1, 3, 32)), None)
-    call = OperatorCall(
-        "aten::_cudnn_rnn",
-        (given, weights, *rest, 3, 32, 0, 1, False, 0.0, True, False, (), None),
-    )
-    found = kernels_of(call).kernels
-    assert found[0] == Gemm(15, 96, 16, dtype="fp32", output="fp32")
-    assert found[1] == Gemm(3, 96, 32, dtype="fp32", output="fp32")
-    assert len(found) == 1 + 2 * 5
-
-
-ODDS = """
-import torch
-from torch import nn
-
-lazy = nn.Sequential(nn.LazyConv1d(8, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(4))
-lazy.to("cuda", torch.bfloat16)
-x = torch.randn(4, 16, 32, device="cuda", dtype=torch.bfloat16)
-lazy(x)
-chosen = (torch.arange(300) % 3 == 0).cuda()    # of the CPU: its values are known
-rows = nn.Parameter(torch.randn(300, 8, device="cuda"))
-window = torch.hann_window(64, device="cuda")
-optimizers = [
-    torch.optim.SGD(lazy.parameters(), 0.1, momentum=0.9, fused=True),
-    torch.optim.Adagrad([rows], 0.1, fused=True),
-]
-for _ in range(3):
-    sound = torch.istft(torch.stft(rows.view(2, 1200), 64, window=window, return_complex=True),
-                        64, window=window)
-    rounded = torch.fake_quantize_per_tensor_affine(rows[chosen], 0.1, 0, -128, 127)
-    drawn = torch.distributions.Dirichlet(rows.exp()).rsample()
-    loss = nn.functional.multi_margin_loss(rows, torch.randint(0, 8, (300,), device="cuda"))
-    (loss + sound.sum() + rounded.sum() + drawn.sum() + lazy(x).float().sum()).backward()
-    for each in optimizers:
-        each.step()
-"""
-
-
-def test_operators_without_shapes_of_their_own(tmp_path: Path) -> None:
-    found = recorded(tmp_path, ODDS)
-    named = {call.name: call for call in found.calls}
-    (picked,) = (call for call in found.calls if call.name == "aten::index")
-    assert picked.outputs[0] == TensorSpec("float32", (100, 8), (8, 1))
-    # Weights of both products, two biases, and what the norm multiplies by and adds.
-    assert named["aten::_fused_sgd_"].inputs[0] == tuple(
-        TensorSpec("bfloat16", shape, strides)
-        for shape, strides in (
-            ((8, 16, 3), (48, 3, 1)), ((8,), (1,)), ((8,), (1,)), ((8,), (1,)),
-            ((4, 240), (240, 1)), ((4,), (1,)),
-        )
-    )  # fmt: skip
-    assert "aten::_fused_adagrad_" in named
-    # Of how draws are made, and of a loss that few use, nothing is known.
-    assert unknown(found) <= {
-        "aten::_sample_dirichlet",
-        "aten::_dirichlet_grad",
-        "aten::multi_margin_loss",
-        "aten::multi_margin_loss_backward",
-    }
-
-
-def test_a_transform_goes_through_memory_once_for_each_dimension() -> None:
-    image, half = TensorSpec("float32", (4, 64, 512)), TensorSpec("complex64", (4, 64, 257))
-    real, spectrum = 4 * 4 * 64 * 512, 8 * 4 * 64 * 257
-    call = OperatorCall("aten::_fft_r2c", (image, (1, 2), 0, True), (half,))
-    moved = [Elementwise(real + spectrum), Elementwise(2 * spectrum)]
-    assert list(kernels_of(call).kernels) == moved
-    scaled = OperatorCall("aten::_fft_c2r", (half, (1, 2), 2, 512), (image,))
-    assert list(kernels_of(scaled).kernels) == [*moved, Elementwise(2 * real)]
-    long = TensorSpec("complex64", (1 << 20,))
-    assert (
-        len(kernels_of(OperatorCall("aten::_fft_c2c", (long, (0,), 0, True), (long,))).kernels) == 2
-    )
 
 
 OVER_RANKS = """
@@ -537,7 +368,7 @@ for step in range(3):
 
 
 def test_statistics_over_ranks_and_checkpoints(tmp_path: Path) -> None:
-    found = recorded(tmp_path, OVER_RANKS, world=2)
+    found = captured(tmp_path, OVER_RANKS, world=2, ranks=(0,))
     assert unknown(found) == set()
     # Of each of 8 channels mean and deviation, and the count; two sums of the backward pass.
     bytes_of = [item.bytes for item in found.items if item.kind is ItemKind.COLLECTIVE]

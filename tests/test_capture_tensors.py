@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from captures import SCRIPTS, alone, flops, needs_torch, script, sent
+from captures import SCRIPTS, alone, captured, flops, needs_torch, script, sent
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Phase
@@ -114,14 +114,6 @@ for step in range(3):
 """
 
 
-def recorded(folder: Path, text: str, gpu: str = "h100-sxm") -> Recording:
-    """The recording of a script of one rank."""
-    path = folder / "train.py"
-    path.write_text(text)
-    (part,) = alone(script(path, gpu=gpu))
-    return part.recording
-
-
 def calls(recording: Recording, name: str) -> list[OperatorCall]:
     """Calls of an operator, as often as it was called."""
     found = [recording.calls[item.number] for item in recording.items if item.kind is ItemKind.CALL]
@@ -129,7 +121,7 @@ def calls(recording: Recording, name: str) -> list[OperatorCall]:
 
 
 def test_sequences_of_several_lengths(tmp_path: Path) -> None:
-    found = recorded(tmp_path, JAGGED)
+    found = captured(tmp_path, JAGGED)
     tokens = 100 + 200 + 300 + 57
     assert flops(found)["gemm"] == 3 * 2 * tokens * 512 * (1536 + 512)
     (forward,) = calls(found, "aten::_flash_attention_forward")
@@ -142,13 +134,13 @@ def test_sequences_of_several_lengths(tmp_path: Path) -> None:
 
 def test_a_weight_of_two_modules(tmp_path: Path) -> None:
     """It is moved to the GPU with both, and keeps the hooks of its gradient."""
-    found = recorded(tmp_path, TIED)
+    found = captured(tmp_path, TIED)
     shapes = [found.parameters[each.parameter].shape for each in found.completed]
     assert shapes == [(256,), (256, 256), (5000, 256)]
 
 
 def test_sparse_tensors(tmp_path: Path) -> None:
-    found = recorded(tmp_path, SPARSE)
+    found = captured(tmp_path, SPARSE)
     shapes = {
         (call.inputs[0].shape, call.outputs[0].shape)  # type: ignore[union-attr]
         for call in calls(found, "aten::_coalesce")
@@ -191,7 +183,7 @@ def test_which_kernel_attention_takes(gpu: str, expected: list[str], tmp_path: P
     """As sdp_utils.cpp has it: without a choice, masked, two choices, without what is not exact."""
     if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
         pytest.skip("cuDNN first since PyTorch 2.11")
-    found = recorded(tmp_path, ATTENTIONS, gpu)
+    found = captured(tmp_path, ATTENTIONS, gpu=gpu)
     names = [found.calls[item.number].name for item in found.items if item.kind is ItemKind.CALL]
     kernels = [name.split("_")[-2] for name in names if name.endswith("_attention")]
     assert kernels == expected
@@ -222,7 +214,7 @@ def test_a_bias_that_is_learned_is_not_given_to_cudnn(tmp_path: Path) -> None:
     """check_attn_mask_shape of PyTorch's sdp_utils_cpp.h: no gradient, two or four dimensions."""
     if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
         pytest.skip("cuDNN first since PyTorch 2.11")
-    found = recorded(tmp_path, LEARNED_BIAS)
+    found = captured(tmp_path, LEARNED_BIAS)
     names = [found.calls[item.number].name for item in found.items if item.kind is ItemKind.CALL]
     kernels = [name.split("_")[-2] for name in names if name.endswith("_attention")]
     assert kernels == ["efficient", "cudnn", "efficient"]
@@ -245,7 +237,7 @@ for step in range(3):
 
 def test_clusters_of_an_adaptive_softmax_share_all_rows(tmp_path: Path) -> None:
     """Of 128 words that are drawn evenly among 1,000: below 100, 500 and 1,000; none is left."""
-    found = recorded(tmp_path, ADAPTIVE)
+    found = captured(tmp_path, ADAPTIVE)
     rows = [call.outputs[0].shape[0] for call in calls(found, "aten::nonzero")]  # type: ignore[union-attr]
     assert rows == [13, 64 - 13, 128 - 64]
     tails = 2 * (51 * (64 * 16 + 16 * 400) + 64 * (64 * 4 + 4 * 500))

@@ -18,10 +18,10 @@ follow from the durations.
 ``SCHEDULES``
     The kinds of schedules by name, each described by a `Schedule`.
 
-Read `units` and `actions` (the data), `chimera` (the order of two pipelines in opposite
-directions), `dualpipe` (of two that overlap each other, and of one whose parts lie in a V),
-`zb_v` (of parts in a V, with gradients of weights put off), then `catalogue` (the others), where a
-further schedule is added: its order, its entry in `SCHEDULES` and its name in `ScheduleName`.
+Read `units` and `actions` (the data), `alternating` (the orders of pipelines in one direction),
+`zb_v` (of parts in a V), `chimera` (of two pipelines in opposite directions), `dualpipe` (of two
+that overlap each other, and of half of their stages), then `catalogue`. To add a schedule: its
+order, its entry in `SCHEDULES` and its name in `ScheduleName`.
 """
 
 from .actions import Action, Pipeline, PipelineSize

@@ -1,23 +1,22 @@
 """Published pipeline schedules: the order in which each stage works, and a description of each.
 
-A schedule is a function from the size of a pipeline to the `Order` of every stage, which raises
-`InputError` for sizes that it cannot work with, and a `Schedule` with its formulas, its source and
-all that other parts ask of it. To add one, write both here, and its name in `ScheduleName`. How
+A schedule is a function from the size of a pipeline to the `Order` of every stage, and a `Schedule`
+with its formulas, its source and all that other parts ask of it. To add one, write its order in a
+module beside this one, its `Schedule` here, and its name in `ScheduleName`. How
 long a step takes and what it keeps follow from the order (`Pipeline.peak`, :mod:`mpisim.memory`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.lru_cache import kept_by_size
-from ..program import Phase
-from .actions import Action, Order, Pipeline, PipelineSize, Place, part_of
+from .actions import Order, Pipeline, PipelineSize, part_of
+from .alternating import check_interleaved, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from .chimera import check_chimera, chimera
 from .dualpipe import check_dualpipe, check_dualpipe_v, dualpipe, dualpipe_v
 from .zb_v import check_zb_v, zb_v
@@ -121,179 +120,6 @@ class Schedule:
     check: Callable[[PipelineSize], None] | None = None
 
 
-# --- orders -------------------------------------------------------------------------------------
-
-
-def _gpipe(size: PipelineSize) -> tuple[Order, ...]:
-    """All forwards, then all backwards (GPipe, arXiv:1811.06965).
-
-    Backwards come in the order of the forwards, as in ``ScheduleGPipe`` of
-    torch.distributed.pipelining. The paper draws them in reverse, which changes neither the time
-    of a step nor what is kept.
-    """
-    places = [(0, i) for i in range(size.micro_batches)]
-    order = _alternate(_forwards(places), _backwards(places), size.micro_batches)
-    return (order,) * size.stages
-
-
-def _one_f_one_b(size: PipelineSize) -> tuple[Order, ...]:
-    """One forward, one backward (PipeDream-Flush, arXiv:2006.09503).
-
-    As in ``forward_backward_pipelining_without_interleaving`` of Megatron-LM
-    (megatron/core/pipeline_parallel/schedules.py): a stage does one forward ahead for each stage
-    that follows it. `paired`, of one stage only, a forward and the backward after it overlap, for
-    which the stage is one forward ahead (``combined_1f1b_schedule_for_no_pipelining``).
-    """
-    stages, paired = size.stages, size.paired
-    places = [(0, i) for i in range(size.micro_batches)]
-    forwards, backwards = _forwards(places), _backwards(places)
-    return tuple(
-        _alternate(forwards, backwards, stages - 1 - stage + paired, paired=paired)
-        for stage in range(stages)
-    )
-
-
-def _check_interleaved(size: PipelineSize) -> None:
-    """Refuse sizes that the interleaved schedule cannot work with."""
-    stages, micro_batches, chunks, group, _ = size
-    if stages < 2 or chunks < 2:
-        raise InputError(
-            f"schedule interleaved: stages is {stages} and chunks is {chunks}; both must be 2 or "
-            "more (1f1b is the schedule of one chunk a stage)"
-        )
-    if not stages <= group <= micro_batches:
-        raise InputError(
-            f"schedule interleaved: group is {group} (if not given, as many as stages); it must "
-            f"be from the number of stages, {stages}, to the number of micro-batches, "
-            f"{micro_batches}"
-        )
-    # A last group that is shorter than the pipeline would leave stages waiting for one another.
-    if 0 < micro_batches % group < stages:
-        raise InputError(
-            f"schedule interleaved: micro_batches is {micro_batches}; it must be a multiple of "
-            f"the group, {group}, or leave a remainder of at least the number of stages, {stages}"
-        )
-
-
-def _interleaved(size: PipelineSize) -> tuple[Order, ...]:
-    """One forward, one backward, over several chunks a stage (arXiv:2104.04473).
-
-    As in ``forward_backward_pipelining_with_interleaving`` of Megatron-LM
-    (megatron/core/pipeline_parallel/schedules.py): a stage takes `group` micro-batches through one
-    chunk before it turns to the next (``get_schedule_table``), backwards through the chunks in
-    reverse, and warms up with ``2 × stages that follow + (chunks - 1) × group`` forwards
-    (``get_pp_rank_microbatches``). The limits are Megatron-LM's too. `paired`, a forward and the
-    backward after it overlap, for which a stage is one forward further ahead
-    (``combined_1f1b_schedule_for_interleaved_pipelining``).
-    """
-    stages, micro_batches, chunks, group, paired = size
-    places = [
-        (chunk, i)
-        for first in range(0, micro_batches, group)
-        for chunk in range(chunks)
-        for i in range(first, min(first + group, micro_batches))
-    ]
-    forwards = _forwards(places)
-    backwards = _backwards([(chunks - 1 - chunk, i) for chunk, i in places])
-    ahead = (chunks - 1) * group + paired
-    return tuple(
-        _alternate(forwards, backwards, ahead + 2 * (stages - 1 - stage), paired=paired)
-        for stage in range(stages)
-    )
-
-
-def _zb_h1(size: PipelineSize) -> tuple[Order, ...]:
-    """1F1B with the gradients of weights put off into the bubbles (ZB-H1, arXiv:2401.10241).
-
-    Stage s falls s micro-batches behind with its gradients of weights, so that every stage keeps
-    activations of as many micro-batches, and does the rest when its backwards are done. As in
-    ``ScheduleInterleavedZeroBubble`` of torch.distributed.pipelining with one stage a rank, which
-    is the paper's ZB1P. (The quick start of sail-sg/zero-bubble-pipeline-parallelism puts off the
-    same work, but does not split backwards where it would follow at once.)
-    """
-    return _zero_bubble(size, 1)
-
-
-def _zb_h2(size: PipelineSize) -> tuple[Order, ...]:
-    """1F1B with twice the forwards ahead, and gradients of weights put off (ZB-H2, ibid., 2.2).
-
-    Stage s starts with so many forwards that its first backward's gradient is there when they are
-    done, and falls 2s micro-batches behind with its gradients of weights, which fill its time after
-    the last backward: twice of what ZB-H1 does of both. Where forward, backward and gradients of
-    weights take equally long, no stage waits between its first and its last action.
-    """
-    return _zero_bubble(size, 2)
-
-
-def _zero_bubble(size: PipelineSize, ahead: int) -> tuple[Order, ...]:
-    """Forwards and backwards by turns, split, with gradients of weights put off.
-
-    Parameters
-    ----------
-    size : PipelineSize
-    ahead : int
-        Forwards ahead for each stage that follows, and micro-batches behind with gradients of
-        weights for each stage before.
-    """
-    stages = size.stages
-    places = [(0, i) for i in range(size.micro_batches)]
-    forwards, backwards = _forwards(places), _backwards(places, split=True)
-    weights = [Action(Phase.WEIGHT, chunk, i) for chunk, i in places]
-    return tuple(
-        _alternate(forwards, backwards, ahead * (stages - 1 - stage), weights, ahead * stage)
-        for stage in range(stages)
-    )
-
-
-def _forwards(places: Sequence[Place]) -> list[Action]:
-    """Places → forward actions."""
-    return [Action(Phase.FORWARD, chunk, i) for chunk, i in places]
-
-
-def _backwards(places: Sequence[Place], split: bool = False) -> list[Action]:
-    """Places → backward actions."""
-    return [Action(Phase.BACKWARD, chunk, i, split) for chunk, i in places]
-
-
-def _alternate(
-    forwards: Sequence[Action],
-    backwards: Sequence[Action],
-    warm_up: int,
-    weights: Sequence[Action] = (),
-    delay: int = 0,
-    paired: bool = False,
-) -> Order:
-    """Warm-up forwards, then by turns a forward and a backward, then the other backwards.
-
-    Stages share the action objects, of which there are many.
-
-    Parameters
-    ----------
-    forwards, backwards : sequence of Action
-    warm_up : int
-        Forwards before the first backward.
-    weights : sequence of Action
-        Gradients of weights, which follow the backwards `delay` places behind.
-    delay : int
-    paired : bool
-        Whether a backward runs overlapped with the forward before it.
-    """
-    warm_up = min(warm_up, len(forwards))
-    actions = list(forwards[:warm_up])
-    for i, backward in enumerate(backwards):
-        if warm_up + i < len(forwards):
-            actions.append(forwards[warm_up + i])
-            if paired:
-                backward = replace(backward, paired=True)
-        actions.append(backward)
-        if weights and i >= delay:
-            actions.append(weights[i - delay])
-    actions += weights[max(len(weights) - delay, 0) :]
-    return tuple(actions)
-
-
-# --- catalogue ----------------------------------------------------------------------------------
-
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     {
         "gpipe": Schedule(
@@ -302,7 +128,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             bubble="(p-1)(F+B)",
             in_flight="m",
             source="GPipe, arXiv:1811.06965",
-            order=_gpipe,
+            order=gpipe,
             overlaps_messages=False,
             rounds_to_fill=1,
         ),
@@ -312,7 +138,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             bubble="(p-1)(F+B)",
             in_flight="p",
             source="PipeDream-Flush, arXiv:2006.09503; Megatron-LM",
-            order=_one_f_one_b,
+            order=one_f_one_b,
             overlaps_messages=False,
             megatron=True,
             rounds_to_fill=1,
@@ -324,12 +150,12 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             bubble="(p-1)(F+B)/v",
             in_flight="p+(p-1)/v",
             source="arXiv:2104.04473; Megatron-LM",
-            order=_interleaved,
+            order=interleaved,
             overlaps_messages=True,
             megatron=True,
             rounds_to_fill=1,
             interleaved=True,
-            check=_check_interleaved,
+            check=check_interleaved,
         ),
         "zb-h1": Schedule(
             title="1F1B with gradients of weights put off into the bubbles",
@@ -337,7 +163,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             bubble="(p-1)(F+B-2W) if W is at most F and B-W",
             in_flight="p",
             source="ZB-H1, arXiv:2401.10241",
-            order=_zb_h1,
+            order=zb_h1,
             overlaps_messages=True,
             splits_backward=True,
         ),
@@ -347,7 +173,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             bubble="(p-1)max(F,F+B-3W) if W is at most F and B-W",
             in_flight="2p-1",
             source="ZB-H2, arXiv:2401.10241",
-            order=_zb_h2,
+            order=zb_h2,
             overlaps_messages=True,
             needs_overlap=True,
             splits_backward=True,

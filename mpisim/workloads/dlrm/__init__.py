@@ -8,9 +8,9 @@
     How often a batch looks up rows, and what caches miss of that.
 
 Read `tables` (tables and shards), `reuse` (lookups of a batch), `sharding` (tables to ranks),
-`placement` (shards of all ranks), `dlrm_operators` (what each rank launches), `network` (in which
-order). A further sharder is a function and an entry in `sharding.SHARDERS`, and its name in
-``plan.tables.sharder``.
+`placement` (shards of all ranks), `table_operators` and `dlrm_operators` (what each rank launches),
+`network` (in which order). A further sharder is a function and an entry in `sharding.SHARDERS`, and
+its name in ``plan.tables.sharder``.
 """
 
 from .network import dlrm_networks

@@ -16,7 +16,7 @@ own. Updates of single tables end the backward, where the script's optimizer fir
 reduced gradients. The CPU does not read the loss between forward and backward, as the script does
 for its log.
 
-`dlrm_operators` says what tables divided by rows or columns, copied, or kept in host memory launch
+`table_operators` says what tables divided by rows or columns, copied, or kept in host memory launch
 and send. How much each rank sends differs with its tables. NCCL's time of an all-to-all is that of
 the rank that sends or receives most, so its bytes represent all: what the rank with the widest
 tables together sends forward, which is what it receives backward (Lin et al., arXiv:2404.12674, who

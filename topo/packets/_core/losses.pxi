@@ -130,7 +130,7 @@ cdef class Losses:
             self.deadline[pair] = it.now + it.pair_timeout[pair]
         if not self.expiring[pair]:
             self.expiring[pair] = True
-            it.push(self.deadline[pair], EXPIRE, pair)
+            push(it, self.deadline[pair], EXPIRE, pair)
 
     cdef void answer(self, Simulator it, int32_t pair, Packet* packet) noexcept nogil:
         """Take an acknowledgement: what has arrived, and whether something is missing."""
@@ -157,11 +157,11 @@ cdef class Losses:
         if not self.expiring[pair]:
             return
         if it.now < self.deadline[pair]:
-            it.push(self.deadline[pair], EXPIRE, pair)
+            push(it, self.deadline[pair], EXPIRE, pair)
             return
         self.timeouts[pair] += 1
         self.deadline[pair] = it.now + it.pair_timeout[pair]
-        it.push(self.deadline[pair], EXPIRE, pair)
+        push(it, self.deadline[pair], EXPIRE, pair)
         if self.kind == GO_BACK_N:
             self.go_back(it, pair)
             it.under_way[pair] = 0

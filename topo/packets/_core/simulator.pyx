@@ -23,6 +23,10 @@ in, first out.
 6. Events of one time happen in the order in which they were pushed, and random numbers are drawn in
    that order: one input has one result.
 
+Here are senders and links. Around them: heap.pxi (the order of events), memory.pxi (of events and
+packets), queues.pxi (switches), receiver.pxi (arrival and acknowledgements), dcqcn.pxi and
+telemetry.pxi (rates of senders), losses.pxi.
+
 Times are int64 ps; rates are bytes per ps. Callers are trusted: no index is checked.
 """
 
@@ -62,10 +66,8 @@ cdef struct Packet:
     bint marked
     bint refused  # its acknowledgement says that something before it is missing
 
-
 cdef class Losses
 cdef class Telemetry
-
 
 @cython.final
 cdef class Simulator:
@@ -248,31 +250,13 @@ cdef class Simulator:
 
     # --- events ---------------------------------------------------------------------------------
 
-    cdef void push(self, int64_t time, int32_t kind, int32_t item) noexcept nogil:
-        cdef Event* grown
-        cdef Event* event
-        if self.n_events == self.room:
-            self.room = max(1 << 12, 2 * self.room)
-            grown = <Event*>realloc(self.events, self.room * sizeof(Event))
-            if grown == NULL:
-                self.failed = True
-                self.room = self.n_events
-                return
-            self.events = grown
-        event = &self.events[self.n_events]
-        event.time, event.order, event.kind, event.item = time, self.pushed, kind, item
-        self.pushed += 1
-        self.n_work += kind != TIMER
-        rise(self.events, self.n_events)
-        self.n_events += 1
-
     cdef void happen(self, int32_t kind, int32_t item) noexcept nogil:
         if kind == ARRIVE:
-            self.arrive(item)
+            arrive(self, item)
         elif kind == DELIVER:
-            self.deliver(item)
+            deliver(self, item)
         elif kind == ANSWER:
-            self.enqueue(item, self.path_link[self.packets[item].at])
+            enqueue(self, item, self.path_link[self.packets[item].at])
         elif kind == WAKE:
             if self.wake[item] == self.now:
                 self.wake[item] = INT64_MAX
@@ -292,7 +276,7 @@ cdef class Simulator:
             self.cuts_of[item] += 1
             self.start_timer(item)
         elif kind == ACKNOWLEDGE:
-            self.acknowledge(item)
+            acknowledge(self, item)
         elif kind == EXPIRE:
             self.lost.expire(self, item)
         else:
@@ -303,7 +287,7 @@ cdef class Simulator:
 
     cdef void start_timer(self, int32_t pair) noexcept nogil:
         self.next_timer[pair] = self.now + self.control.timer
-        self.push(self.next_timer[pair], TIMER, pair)
+        push(self, self.next_timer[pair], TIMER, pair)
 
     cdef void tick(self, int32_t pair) noexcept nogil:
         cdef Rate* rate = &self.rates[pair]
@@ -317,7 +301,7 @@ cdef class Simulator:
     cdef void release(self, int64_t message) noexcept nogil:
         """Let the sender begin with a message: all that it waited for has arrived."""
         cdef int64_t time = max(self.now, self.message_start[message])
-        self.push(time + self.pair_delay[self.message_pair[message]], RELEASE, <int32_t>message)
+        push(self, time + self.pair_delay[self.message_pair[message]], RELEASE, <int32_t>message)
 
     cdef void open_messages(self, int64_t gate) noexcept nogil:
         """Open a gate: release the messages behind it, and count the next gate down by one."""
@@ -379,7 +363,7 @@ cdef class Simulator:
     cdef void wake_at(self, int32_t link, int64_t time) noexcept nogil:
         if time < self.wake[link]:
             self.wake[link] = time
-            self.push(time, WAKE, link)
+            push(self, time, WAKE, link)
 
     cdef void send(self, int32_t link) noexcept nogil:
         """Put the next packet on a link, if the link is free and there is one that may go."""
@@ -401,7 +385,7 @@ cdef class Simulator:
             self.prefer_source[link] = True
             packet = self.head[link]
             self.head[link] = self.packets[packet].next
-            self.count_queue(link, -self.packets[packet].size)
+            count_queue(self, link, -self.packets[packet].size)
         else:
             if soonest < INT64_MAX:
                 self.wake_at(link, soonest)
@@ -439,7 +423,7 @@ cdef class Simulator:
 
     cdef int32_t packet_of(self, int32_t pair, int32_t link) noexcept nogil:
         """Make the next packet of a queue pair."""
-        cdef int32_t number = self.new_packet(), message = self.current[pair], size
+        cdef int32_t number = new_packet(self), message = self.current[pair], size
         cdef int32_t path = <int32_t>self.pair_first[pair]
         cdef int64_t many = self.pair_first[pair + 1] - path, position = -1
         cdef Packet* packet
@@ -452,7 +436,7 @@ cdef class Simulator:
             position = self.sent_to[pair]
             size = <int32_t>min(<int64_t>self.mtu, self.left[pair])
         if many > 1:
-            path += <int32_t>(self.random() % <uint64_t>many)
+            path += <int32_t>(random(self) % <uint64_t>many)
         packet = &self.packets[number]
         packet.message, packet.ingress, packet.marked = message, -1, False
         packet.path, packet.stamps, packet.refused = path, 0, False
@@ -501,215 +485,19 @@ cdef class Simulator:
         self.n_bytes[link] += packet.size
         self.n_packets[link] += 1
         if packet.ingress >= 0:
-            self.count_ingress(packet.ingress, -packet.size)
+            count_ingress(self, packet.ingress, -packet.size)
         packet.at += 1
         if packet.at == packet.end:
-            self.push(self.now + takes + self.latency[link], DELIVER, number)
+            push(self, self.now + takes + self.latency[link], DELIVER, number)
             return
         if self.cut_through:  # it may go on as soon as it then never has to wait for its own tail
             after = self.path_link[packet.at]
             early = min(takes, <int64_t>(packet.size / self.rate[after]))
-        self.push(self.now + takes + self.latency[link] - early, ARRIVE, number)
-
-    cdef void arrive(self, int32_t number) noexcept nogil:
-        """Queue a packet for its next link: it has arrived at the node before it."""
-        cdef Packet* packet = &self.packets[number]
-        cdef int32_t link
-        if self.adaptive and not packet.answered:
-            self.choose_path(packet)
-        link = self.path_link[packet.at]
-        packet.ingress = self.path_link[packet.at - 1]
-        if packet.answered:
-            self.count_ingress(packet.ingress, packet.size)
-            self.enqueue(number, link)
-            return
-        if self.recovering and self.marking[link] and self.lost.has_no_room(
-                self, link, self.target[packet.ingress], packet.size):
-            self.lost.drops[link] += 1
-            self.forget(number)
-            return
-        if self.marking[link] and self.queued[link] > self.low[link] and not packet.marked:
-            if self.queued[link] > self.high[link] or self.uniform() < self.most_marked * (
-                    self.queued[link] - self.low[link]) / (self.high[link] - self.low[link]):
-                packet.marked = True
-                self.n_marks[link] += 1
-        self.count_ingress(packet.ingress, packet.size)
-        self.enqueue(number, link)
-
-    cdef void enqueue(self, int32_t number, int32_t link) noexcept nogil:
-        cdef Packet* packet = &self.packets[number]
-        packet.next = -1
-        if self.head[link] < 0:
-            self.head[link] = number
-        else:
-            self.packets[self.tail[link]].next = number
-        self.tail[link] = number
-        self.count_queue(link, packet.size)
-        self.send(link)
-
-    cdef void choose_path(self, Packet* packet) noexcept nogil:
-        """Let a packet go on by the path whose next link has the least to send before it.
-
-        Of its pair's paths all are equally long, so that those that lead through the node where it
-        is have as many links behind it. Where several are alike chance decides.
-        """
-        cdef int32_t pair = self.message_pair[packet.message], link, i, path, best = packet.path
-        cdef int32_t first = <int32_t>self.pair_first[pair]
-        cdef int32_t many = <int32_t>(self.pair_first[pair + 1] - first), offset
-        cdef int64_t hop = packet.at - self.path_first[packet.path]
-        cdef int32_t here = self.target[self.path_link[packet.at - 1]]
-        cdef double waits, least = -1
-        if many == 1:
-            return
-        offset = <int32_t>(self.random() % <uint64_t>many)
-        for i in range(many):
-            path = first + (i + offset) % many
-            if self.target[self.path_link[self.path_first[path] + hop - 1]] != here:
-                continue
-            link = self.path_link[self.path_first[path] + hop]
-            waits = self.queued[link] / self.rate[link] + max(0, self.busy[link] - self.now)
-            if least < 0 or waits < least:
-                best, least = path, waits
-        packet.path = best
-        packet.at = <int32_t>(self.path_first[best] + hop)
-        packet.end = <int32_t>self.path_first[best + 1]
-
-    cdef void deliver(self, int32_t number) noexcept nogil:
-        """Take a packet at its destination, and acknowledge it where senders look at that."""
-        cdef Packet* packet = &self.packets[number]
-        cdef int32_t pair = self.message_pair[packet.message]
-        cdef bint taken = True, answered = self.acknowledging
-        if packet.answered:
-            self.acknowledge(number)
-            return
-        if packet.marked and self.congestion == DCQCN and self.now >= self.next_feedback[pair]:
-            self.next_feedback[pair] = self.now + self.control.feedback
-            self.push(self.now + self.pair_return[pair], NOTIFY, pair)
-        if self.recovering:
-            taken = self.lost.take(self, pair, packet, &answered)
-        if taken:
-            self.count_down(packet.message, packet.size)
-        if answered:
-            self.send_back(number)
-        else:
-            self.forget(number)
-
-    cdef void send_back(self, int32_t number) noexcept nogil:
-        """Acknowledge a packet: by itself over the links back, or after their latencies alone."""
-        cdef Packet* packet = &self.packets[number]
-        cdef int32_t pair = self.message_pair[packet.message]
-        packet.at = <int32_t>self.ack_first[packet.path]
-        packet.end = <int32_t>self.ack_first[packet.path + 1]
-        if packet.at == packet.end:
-            self.push(self.now + self.pair_return[pair], ACKNOWLEDGE, number)
-            return
-        packet.answered, packet.size, packet.ingress = packet.size, self.ack_size, -1
-        self.push(self.now + self.ack_delay[packet.path], ANSWER, number)
-
-    cdef void count_down(self, int32_t message, int32_t size) noexcept nogil:
-        """Count bytes of a message that have arrived; the last ones end it."""
-        cdef int32_t gate
-        self.to_come[message] -= size
-        if self.to_come[message]:
-            return
-        self.end_of[message] = self.now
-        self.done += 1
-        gate = self.message_opens[message]
-        if gate >= 0:
-            self.gate_left[gate] -= 1
-            if not self.gate_left[gate]:
-                self.open_messages(gate)
-
-    cdef void forget(self, int32_t number) noexcept nogil:
-        self.packets[number].next = self.unused
-        self.unused = number
-
-    # --- acknowledgements -----------------------------------------------------------------------
-
-    cdef void acknowledge(self, int32_t number) noexcept nogil:
-        """Take a packet off what its queue pair has under way, and let the pair go on."""
-        cdef Packet* packet = &self.packets[number]
-        cdef int32_t pair = self.message_pair[packet.message]
-        if packet.answered:
-            packet.size = packet.answered
-        if not self.recovering:
-            packet.answer = packet.position + packet.size
-            self.under_way[pair] -= packet.size
-        else:
-            self.lost.answer(self, pair, packet)
-        if self.congestion > DCQCN:
-            self.telemetry.watch(self, pair, number)
-        self.forget(number)
-        if self.ring_next[pair] >= 0:
-            self.send(self.first_link(pair))
-
-    # --- what is counted ------------------------------------------------------------------------
-
-    cdef void count_queue(self, int32_t link, int64_t bytes) noexcept nogil:
-        # Bytes times the time of leaving less that of coming: what the mean follows from.
-        self.area[link] -= <double>bytes * self.now
-        self.queued[link] += bytes
-        if self.queued[link] > self.most[link]:
-            self.most[link] = self.queued[link]
-
-    cdef void count_ingress(self, int32_t link, int64_t bytes) noexcept nogil:
-        """Change what waits of a link at its end by some bytes: pause the link, or resume it."""
-        cdef int32_t node = self.target[link]
-        cdef double allowed
-        self.ingress[link] += bytes
-        self.used[node] += bytes
-        if self.used[node] > self.most_used[node]:
-            self.most_used[node] = self.used[node]
-        if not self.pausing:
-            return
-        allowed = max(0.0, self.share * (self.buffer - self.used[node]))
-        if bytes > 0 and not self.asked[link] and self.ingress[link] > allowed:
-            self.asked[link] = True
-            self.push(self.now + self.latency[link], PAUSE, link)
-        elif bytes < 0 and self.asked[link] and (
-                not self.ingress[link] or self.ingress[link] + self.resume_offset <= allowed):
-            self.asked[link] = False
-            self.push(self.now + self.latency[link], RESUME, link)
-
-    # --- memory and chance ----------------------------------------------------------------------
-
-    cdef int32_t new_packet(self) noexcept nogil:
-        cdef int32_t number = self.unused, more
-        cdef Packet* grown
-        if number >= 0:
-            self.unused = self.packets[number].next
-            return number
-        more = max(1 << 10, self.n_room)
-        if self.n_room <= (1 << 29):  # numbers are int32
-            grown = <Packet*>realloc(self.packets, (<int64_t>self.n_room + more) * sizeof(Packet))
-        else:
-            grown = NULL
-        if grown == NULL:
-            self.failed = True
-            return -1
-        self.packets = grown
-        if not self.telemetry.have_room(<int64_t>self.n_room + more):
-            self.failed = True
-            return -1
-        for number in range(self.n_room + more - 1, self.n_room, -1):
-            self.packets[number].next = self.unused
-            self.unused = number
-        number = self.n_room
-        self.n_room += more
-        return number
-
-    cdef uint64_t random(self) noexcept nogil:
-        """The next number of splitmix64 (Steele et al., OOPSLA 2014)."""
-        cdef uint64_t mixed
-        self.random_state += <uint64_t>0x9E3779B97F4A7C15
-        mixed = self.random_state
-        mixed = (mixed ^ mixed >> 30) * <uint64_t>0xBF58476D1CE4E5B9
-        mixed = (mixed ^ mixed >> 27) * <uint64_t>0x94D049BB133111EB
-        return mixed ^ mixed >> 31
-
-    cdef double uniform(self) noexcept nogil:
-        return (self.random() >> 11) * (1.0 / 9007199254740992.0)
+        push(self, self.now + takes + self.latency[link] - early, ARRIVE, number)
 
 
+include "memory.pxi"
+include "queues.pxi"
+include "receiver.pxi"
 include "telemetry.pxi"
 include "losses.pxi"

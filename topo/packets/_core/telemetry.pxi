@@ -1,10 +1,10 @@
 # Included by simulator.pyx.
 # Senders that look at every acknowledgement: HPCC (Li et al., SIGCOMM 2019, algorithm 1) by what
 # the switches of its way wrote into the packet, or, with PINT (Ben Basat et al., SIGCOMM 2020), by
-# the largest load that one of them had, in a few bits; TIMELY (Mittal et al., SIGCOMM 2015, algorithm 1) by
-# how long the packet was under way, DCTCP (Alizadeh et al., SIGCOMM 2010; RFC 8257) by whether it
-# was marked. All but the last change their reference once in a round trip, as in the ns-3 of HPCC's
-# authors (rdma-hw.cc of alibaba-edu/High-Precision-Congestion-Control).
+# the largest load that one of them had, in a few bits; TIMELY (Mittal et al., SIGCOMM 2015,
+# algorithm 1) by how long the packet was under way; DCTCP (Alizadeh et al., SIGCOMM 2010; RFC 8257)
+# by whether it was marked. All but the last change their reference once in a round trip, as in the
+# ns-3 of HPCC's authors (rdma-hw.cc of alibaba-edu/High-Precision-Congestion-Control).
 
 cdef struct Stamp:  # of one switch's port, when a packet left by it
     int64_t time
@@ -128,7 +128,7 @@ cdef class Telemetry:
         cdef double units = max(1.0, ceil(load / self.given.unit))
         cdef double below = floor(log(units) / log(self.given.base))
         cdef double least = pow(self.given.base, below)
-        return <int32_t>below + (it.uniform() < (units - least) / (least * (self.given.base - 1)))
+        return <int32_t>below + (uniform(it) < (units - least) / (least * (self.given.base - 1)))
 
     cdef void watch(self, Simulator it, int32_t pair, int32_t number) noexcept nogil:
         """Let a sender learn from an acknowledgement; TIMELY does so once a round trip."""
@@ -147,7 +147,7 @@ cdef class Telemetry:
             elif first:
                 watch.before = trip
         elif it.congestion == HPCC_PINT:
-            if self.given.share < 1 and it.uniform() >= self.given.share:
+            if self.given.share < 1 and uniform(it) >= self.given.share:
                 return
             watch.load = self.given.unit * pow(self.given.base, packet.stamps)
             if not first:
