@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,17 @@ def test_limits_that_all_break_are_named_with_the_nearest(limits, said):
         assert broken.value == pytest.approx(float(of[broken.limit].min()))
         assert broken.value == pytest.approx(float(of[broken.limit][broken.nearest]))
     assert Answer.of_json(json.loads(json.dumps(found.as_json()))).limits == [broken]
+
+
+@pytest.mark.parametrize(
+    ("step_ps", "shown"), [(999_400_000_000, "999 ms"), (999_700_000_000, "1.00 s")]
+)
+def test_a_step_just_below_a_second_is_shown_in_seconds(step_ps: int, shown: str) -> None:
+    search = {"vary": {"plan.tp": [1]}}
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    best = [replace(found.best[0], step_ps=step_ps)]
+    assert f"  1  {shown}  " in "\n".join(answer_lines(space, found._replace(best=best)))
 
 
 def test_limits_that_only_simulated_candidates_break():

@@ -241,7 +241,8 @@ def _without_any(space: SearchSpace, of_each: Sequence[Finalist]) -> str:
 
 
 def _seconds(time: float) -> str:
-    return quantity(time, "s") if time >= 1 else f"{quantity(time * 1e3, '')}ms"
+    # Three digits of what is just below a second are those of a second.
+    return quantity(time, "s") if time >= 0.9995 else f"{quantity(time * 1e3, '')}ms"
 
 
 def _words(objective: str) -> str:
