@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def test_values_that_a_key_can_never_have(key: str, values: Any, says: str) -> N
     }
     with pytest.raises(InputError, match=re.escape(says)):
         read_search(tables, "x.toml")
+
+
+def test_each_may_be_named_in_full() -> None:
+    for each in ("plan.pipeline", "plan.pipeline.schedule"):
+        vary = {"plan.pipeline.schedule": ["1f1b", "gpipe"], "plan.pp": [1, 2]}
+        space = read_search({**SMALL, "search": {"vary": vary, "each": each}}, "x.toml")
+        assert space.choice.each == "plan.pipeline"
 
 
 def test_why_candidates_are_invalid_is_said():
@@ -139,6 +147,21 @@ def test_the_front_is_drawn(tmp_path, call_mpisim):
     assert (tmp_path / "f.svg").read_bytes() == before
 
 
+def test_a_front_that_is_not_shown_whole_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = {"vary": {"plan.tp": [1, 2, 4, 8]}, "objectives": ["memory", "step_time"]}
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    records = explore(space, MPI.COMM_SELF)
+    whole = answer(space, records, MPI.COMM_SELF)
+    size = len(whole.front)
+    assert whole.front_size == size > 2
+    assert "The front: no other" in "\n".join(answer_lines(space, whole))
+    monkeypatch.setattr(sys.modules[Answer.__module__], "MAX_FRONT", 2)
+    part = answer(space, records, MPI.COMM_SELF)
+    assert part.front == whole.front[:2]  # of the least memory
+    assert f"The front (the first 2 of {size}): no other" in "\n".join(answer_lines(space, part))
+    assert Answer.of_json(json.loads(json.dumps(part.as_json()))).front_size == size
+
+
 BROKEN = [
     ({"max_gpus": 4}, "12 candidates are beyond max_gpus = 4; the nearest has 8 (tp 1, zero 0)"),
     (
@@ -183,6 +206,17 @@ def test_limits_that_all_break_are_named_with_the_nearest(limits, said):
     assert Answer.of_json(json.loads(json.dumps(found.as_json()))).limits == [broken]
 
 
+@pytest.mark.parametrize(
+    ("step_ps", "shown"), [(999_400_000_000, "999 ms"), (999_700_000_000, "1.00 s")]
+)
+def test_a_step_just_below_a_second_is_shown_in_seconds(step_ps: int, shown: str) -> None:
+    search = {"vary": {"plan.tp": [1]}}
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    best = [replace(found.best[0], step_ps=step_ps)]
+    assert f"  1  {shown}  " in "\n".join(answer_lines(space, found._replace(best=best)))
+
+
 def test_limits_that_only_simulated_candidates_break():
     search = {"vary": {"plan.tp": [1, 2]}}
     space = read_search({**SMALL, "search": search}, "x.toml")
@@ -206,6 +240,9 @@ def test_limits_that_only_simulated_candidates_break():
         (["--set", "search.max_power=2 MV"], "it must be a power above 0"),
         (["--set", "search.max_power=0"], "it must be a power above 0"),
         (["--limit", "memory=60 GB"], "is '60 GB'; it must be a number of GiB, as 60"),
+        (["--limit", "step_time=2 s"], "is '2 s'; it must be a number of seconds, as 2.5"),
+        (["--objective", "gpus", "--objective", "gpus"], "objectives has 'gpus' twice"),
+        (["--vary", "plan.tp=4"], "--vary plan.tp=4: plan.tp is varied twice"),
         (["--set", "search.max_price=-1"], "max_price"),
         (["--set", "prices.gpu_hour=-1"], "prices.gpu_hour"),
         (["--set", "prices.contract=rented"], "on-demand"),

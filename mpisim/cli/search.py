@@ -238,9 +238,14 @@ def with_varied(tables: dict[str, Any], options: Sequence[str]) -> dict[str, Any
     Raises
     ------
     UsageError
-        If an option is not of the form.
+        If an option is not of the form, or varies what another does.
     """
-    given = dict(map(_varied, options))
+    given: dict[str, Any] = {}
+    for option in options:
+        key, values = _varied(option)
+        if key in given:
+            raise UsageError(f"--vary {option}: {key} is varied twice; give its values in one")
+        given[key] = values
     search = tables.get("search", {})
     if not given or not isinstance(search, dict):  # what is no table is refused where it is read
         return tables

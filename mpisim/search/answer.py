@@ -60,7 +60,8 @@ class Answer(NamedTuple):
     best : list of Finalist
         The first ones by the first objective, the best first.
     front : list of Finalist
-        Those that no other is better than in all objectives; empty with one objective.
+        Those that no other is better than in all objectives, the best by the first of these first,
+        `MAX_FRONT` at most; empty with one objective.
     counts : dict of str to int
         Candidates by what became of them.
     why : dict
@@ -70,6 +71,8 @@ class Answer(NamedTuple):
         The limits that candidates broke, memory among them; where nothing is left to show.
     of_each : sequence of Finalist
         The best of each value of the key `Choice.each`, the best first; empty without.
+    front_size : int
+        Candidates on the front, those among them that are not in `front`.
     """
 
     best: list[Finalist]
@@ -78,6 +81,7 @@ class Answer(NamedTuple):
     why: dict[str, Any]
     limits: Sequence[BrokenLimit] = ()
     of_each: Sequence[Finalist] = ()
+    front_size: int = 0
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Answer:
@@ -87,7 +91,8 @@ class Answer(NamedTuple):
             for key in ("best", "front", "of_each")
         )
         limits = [BrokenLimit(**each) for each in found.get("limits", ())]
-        return cls(best, on_front, dict(found["counts"]), dict(found["why"]), limits, of_each)
+        size = found.get("front_size", len(on_front))
+        return cls(best, on_front, dict(found["counts"]), dict(found["why"]), limits, of_each, size)
 
     @classmethod
     def unfinished(cls, records: Records) -> Answer:
@@ -100,6 +105,7 @@ class Answer(NamedTuple):
         return {
             "best": [each.as_json() for each in self.best],
             "front": [each.as_json() for each in self.front],
+            "front_size": self.front_size,
             "counts": self.counts,
             "why": self.why,
             "limits": [each.as_json() for each in self.limits],
@@ -124,9 +130,8 @@ def answer(space: SearchSpace, records: Records, comm: Intracomm, *, show: bool 
     # Of equal ones in the first objective the others decide, then the step.
     order = np.lexsort((done, records.step[done], *values.T[::-1]))
     best = done[order[: space.choice.top]].tolist()
-    on_front: list[int] = []
-    if values.shape[1] > 1:
-        on_front = done[front(values)][:MAX_FRONT].tolist()
+    whole_front: list[int] = done[front(values)].tolist() if values.shape[1] > 1 else []
+    on_front = whole_front[:MAX_FRONT]
     of_each: list[int] = []
     if space.choice.each is not None:
         first = np.unique(space.groups(done[order]), return_index=True)[1]
@@ -144,6 +149,7 @@ def answer(space: SearchSpace, records: Records, comm: Intracomm, *, show: bool 
         _most_frequent(records),
         [] if best else broken_limits(space, records),
         [found[number] for number in of_each],
+        len(whole_front),
     )
 
 
@@ -211,9 +217,11 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
         lines += wrap(_without_any(space, found.of_each), WIDTH, initial_indent="  ")
     if found.front:
         names = ", ".join(map(_words, space.choice.objectives))
+        shown, size = len(found.front), found.front_size
+        part = f" (the first {shown} of {size:,})" if size > shown else ""
         lines += [
             "",
-            f"The front: no other candidate is better in {names}",
+            f"The front{part}: no other candidate is better in {names}",
             *_table(space, found.front),
         ]
     if space.of_trace:
@@ -233,7 +241,8 @@ def _without_any(space: SearchSpace, of_each: Sequence[Finalist]) -> str:
 
 
 def _seconds(time: float) -> str:
-    return quantity(time, "s") if time >= 1 else f"{quantity(time * 1e3, '')}ms"
+    # Three digits of what is just below a second are those of a second.
+    return quantity(time, "s") if time >= 0.9995 else f"{quantity(time * 1e3, '')}ms"
 
 
 def _words(objective: str) -> str:

@@ -112,6 +112,9 @@ class Choice:
     def __post_init__(self) -> None:
         if not self.objectives:
             raise InputError(f"objectives is empty; it may have {', '.join(OBJECTIVES)}")
+        twice = [name for name in self.objectives if self.objectives.count(name) > 1]
+        if twice:
+            raise InputError(f"objectives has {twice[0]!r} twice")
         if self.max_power is not None:
             watts_of(self.max_power, "max_power")
         if self.max_job_time is not None and not seconds(self.max_job_time, "max_job_time"):
@@ -184,10 +187,13 @@ def read_choice(given: Mapping[str, Any], source: str) -> Choice:
                 near = f" (did you mean {' or '.join(map(repr, meant))}?)" + near[near.index(";") :]
             raise InputError(f"{source}: key 'search.objectives[{at}]' is {name!r}{near}")
     keys = dict(given)
-    for key in ("memory_headroom", "max_memory"):
+    numbers = {"memory_headroom": "GiB", "max_memory": "GiB", "max_step_time": "seconds"}
+    for key, unit in numbers.items():
         if isinstance(keys.get(key), str):
+            example = "2.5" if unit == "seconds" else "60"
             raise InputError(
-                f"{source}: key 'search.{key}' is {keys[key]!r}; it must be a number of GiB, as 60"
+                f"{source}: key 'search.{key}' is {keys[key]!r}; it must be a number of {unit}, as "
+                f"{example}"
             )
     for key, unit in (("max_power", " W"), ("max_job_time", "")):
         if type(keys.get(key)) in (int, float):

@@ -172,13 +172,12 @@ def _coordinates(
 def _name(axes: Any, space: SearchSpace, shown: Sequence[int], x: Any, y: Any) -> None:
     """Number the candidates of the front, and say beside the picture what they set."""
     among = list(shown) if len(shown) > 1 else []
+    at_point: dict[tuple[float, float], list[str]] = {}  # candidates that cost and do the same
+    for place in range(min(len(shown), NAMED)):
+        at_point.setdefault((float(x[place]), float(y[place])), []).append(f"{place + 1}")
+    for point, places in at_point.items():
+        text = ", ".join(places)
+        axes.annotate(text, point, xytext=(4, 4), textcoords="offset points", fontsize=7)
     for place, number in enumerate(shown[:NAMED]):
-        axes.annotate(
-            f"{place + 1}",
-            (x[place], y[place]),
-            xytext=(4, 4),
-            textcoords="offset points",
-            fontsize=7,
-        )
         text = name_text(f"{place + 1}: {space.described(number, among)}", 48)
         axes.plot([], [], " ", label=text.replace("$", r"\$"))
