@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpisim.base.kinds import Operation
+from mpisim.cli import main
 from mpisim.topo import find_cluster
 from mpisim.topo.nccl import Choice, Nccl, Settings, Shape, System
 from mpisim.topo.nccl.constants import LL, LL128, PROTOCOLS, SIMPLE
@@ -142,6 +143,14 @@ class TestChoice:
         # LL of the same kernels would be faster here, but no variable asks for it.
         assert model.clearly_slower(chosen.seconds(512 * KiB), other.seconds(512 * KiB))
         assert model.better(ALL_REDUCE, 512 * KiB, eight) is None
+
+    def test_comm_names_no_choice_without_variables(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        main(["comm", "all_reduce", "--cluster", "mi300x", "--size", "512K"])
+        out = capsys.readouterr().out
+        assert "two-shot" in out
+        assert "By this model" not in out
 
     @pytest.mark.parametrize("variables", [{"ALGO": "Ring"}, {"PROTO": "LL"}])
     def test_variables_of_nccl_win(self, variables: dict[str, str]) -> None:

@@ -224,7 +224,7 @@ class Nccl:
         return [_choice(ranking.candidates[i], bytes) for i in ranking.order(bytes)]
 
     def better(self, operation: Operation, bytes: int, shape: Shape) -> Choice | None:
-        """Return the fastest candidate that can be asked for, where NCCL's choice is clearly slower.
+        """Return the fastest pair that one can ask for, where NCCL's choice is clearly slower.
 
         Clearly: by more than ``better.margin`` of ``data/nccl.toml``. The tuner believes in
         bandwidths and latencies of its own; with ``NCCL_ALGO`` and ``NCCL_PROTO`` one may overrule
