@@ -210,6 +210,7 @@ def test_bad_files_are_refused(own: Path, old: str, new: str, message: str) -> N
         ("ND H200 v5", "h200-sxm", 3200),
         ("BM.GPU4.8", "a100-sxm-40gb", 1600),
         ("BM.GPU.H100.8", "h100-sxm", 3200),
+        ("BM.GPU.B300.8", "b300", 6400),
         ("g7e.48xlarge", "rtx-pro-6000", 1600),
         ("g4-standard-384", "rtx-pro-6000", 400),
         ("ND MI300X v5", "mi300x", 3200),

@@ -30,6 +30,7 @@ def test_links_alone_say_what_the_cluster_says(name: str) -> None:
         cpu=meant.cpu,
         gpudirect=meant.gpudirect,
         version=meant.version,
+        rccl=meant.rccl,
     )
     for field in dataclasses.fields(System):
         assert getattr(found, field.name) == getattr(meant, field.name), field.name

@@ -333,7 +333,8 @@ class NcclNetwork:
         if self.nccl is None:
             return None
         choices = self.choices(operation, bytes, group)
-        fastest = min(choices, key=lambda each: each[1].duration)
+        named = [each for each in choices if each[0].settings] or choices
+        fastest = min(named, key=lambda each: each[1].duration)
         clearly = self.nccl.clearly_slower(choices[0][1].duration, fastest[1].duration)
         return fastest if clearly else None
 

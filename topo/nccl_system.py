@@ -149,7 +149,7 @@ def listed_system(cluster: Cluster, topology: Topology) -> System:
     """
     node, fabric = cluster.node, cluster.fabric
     efficiency = fabric.nic_efficiency if fabric else None
-    found = system_of_graph(
+    return system_of_graph(
         topology,
         cluster.gpus_per_node,
         arch_of(cluster.gpu),
@@ -157,8 +157,8 @@ def listed_system(cluster: Cluster, topology: Topology) -> System:
         cpu=node.cpu if node else "intel",
         gpudirect=node.gpudirect if node else True,
         version=version_of(cluster.nccl.version) if cluster.nccl.version else DEFAULT_VERSION,
+        rccl=rccl_arch(_family(cluster.gpu)),
     )
-    return replace(found, rccl=rccl_arch(_family(cluster.gpu)))
 
 
 def system_of_graph(
@@ -170,6 +170,7 @@ def system_of_graph(
     cpu: str = "intel",
     gpudirect: bool = True,
     version: tuple[int, ...],
+    rccl: str = "",
 ) -> System:
     """Listed topology → `System`.
 
@@ -192,6 +193,8 @@ def system_of_graph(
         Whether NICs reach the memory of GPUs.
     version : tuple of int
         NCCL's.
+    rccl : str
+        Kind of GPU to RCCL; empty: NCCL runs.
 
     Raises
     ------
@@ -236,6 +239,7 @@ def system_of_graph(
         cpu=cpu,
         gpudirect=gpudirect,
         version=version,
+        rccl=rccl,
     )
 
 

@@ -14,6 +14,8 @@ Read in this order.
     NCCL's channel search: how many channels, and how fast each is.
 ``tuning``
     The tuner's formulas of latency and bandwidth.
+``rccl``
+    What AMD's library has in their place (``data/rccl.toml``).
 ``enabled``
     Algorithms and protocols that may run.
 ``channel_payload``

@@ -129,7 +129,8 @@ def candidates(
                     latency=delays.latency,
                     bandwidth=reached,
                     bulk=delays.bulk,
-                    growth=pipeline["growth"][protocol],
+                    # RCCL's latencies were fitted at all sizes that a protocol serves.
+                    growth=0.0 if rccl else pipeline["growth"][protocol],
                     eager=pipeline["eager"] * parts if shape.nodes > 1 else float("inf"),
                     pace=delays.pace,
                     spread=pipeline["spread"].get(algorithm, _NO_SPREAD)[protocol],

@@ -91,7 +91,7 @@ class Choice:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The variables that make NCCL take this algorithm and protocol; none for sends."""
+        """The variables that make NCCL take this pair; none for sends and RCCL's own kernels."""
         if self.algorithm not in NCCL_NAMES:
             return {}
         return {
@@ -224,7 +224,7 @@ class Nccl:
         return [_choice(ranking.candidates[i], bytes) for i in ranking.order(bytes)]
 
     def better(self, operation: Operation, bytes: int, shape: Shape) -> Choice | None:
-        """Return the fastest enabled candidate, where NCCL's choice is clearly slower.
+        """Return the fastest pair that one can ask for, where NCCL's choice is clearly slower.
 
         Clearly: by more than ``better.margin`` of ``data/nccl.toml``. The tuner believes in
         bandwidths and latencies of its own; with ``NCCL_ALGO`` and ``NCCL_PROTO`` one may overrule
@@ -236,7 +236,9 @@ class Nccl:
             None where the choice is as good as any, or there is none, as for sends.
         """
         every = self.candidates(operation, bytes, shape)
-        fastest = min(every, key=lambda each: each.seconds(bytes))
+        # RCCL's own kernels have no variable that chooses among their protocols.
+        named = [each for each in every if each.settings] or every
+        fastest = min(named, key=lambda each: each.seconds(bytes))
         clearly = self.clearly_slower(every[0].seconds(bytes), fastest.seconds(bytes))
         return fastest if clearly else None
 
