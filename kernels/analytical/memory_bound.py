@@ -17,7 +17,8 @@ a kernel takes at least
     elements × instructions / (integers a clock × multiprocessors × clock)
 
 as do those whose threads go through lists (`Elementwise.instructions`). Threads that add up columns
-wait for their loads (:mod:`.column_sums`).
+wait for their loads (:mod:`.column_sums`). What goes column by column through a matrix takes a time
+for each step (`Elementwise.steps`), whatever the size of the matrix.
 
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
 controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on HBM2 and later.
@@ -55,6 +56,7 @@ CONSTANTS = (
 TRANSPOSED_RATE = number("transposed_stream_rate")
 INDEX_INSTRUCTIONS = number("index_instructions")
 INTEGERS_PER_CLOCK = number("integers_per_clock")
+FACTORIZATION_STEP = number("factorization_step")
 
 
 def _columns(kernel: Kernel) -> dict[str, float | int | str]:
@@ -68,6 +70,7 @@ def _columns(kernel: Kernel) -> dict[str, float | int | str]:
         "transposes": int(transposes),
         "indexed": (found and found.indexed) or 0,
         "instructions": (found and found.instructions) or 0,
+        "steps": (found and found.steps) or 0,
         **column_sum_columns(found),
     }
 
@@ -108,10 +111,10 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
 
 
 def _waiting(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
-    """Columns, GPU → seconds that column sums wait for loads; 0 where nothing is summed."""
+    """Columns, GPU → seconds that column sums wait for loads, and steps for those before them."""
     if "summed" not in columns:
         return filled_like(hidden, 0.0)
-    return column_sums_beyond(columns, gpu, hidden)
+    return column_sums_beyond(columns, gpu, hidden) + columns.get("steps", 0) * FACTORIZATION_STEP
 
 
 def instructions_beyond(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
