@@ -22,6 +22,9 @@ with as many warps at work as the GPU holds (`Elementwise.loads`):
 
     loads × reduction_step / (multiprocessors × warps of one)
 
+What goes column by column through a matrix takes a time for each step (`Elementwise.steps`),
+whatever the size of the matrix.
+
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
 controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on HBM2 and later.
 """
@@ -59,6 +62,7 @@ TRANSPOSED_RATE = number("transposed_stream_rate")
 INDEX_INSTRUCTIONS = number("index_instructions")
 INTEGERS_PER_CLOCK = number("integers_per_clock")
 STEP = number("reduction_step")
+FACTORIZATION_STEP = number("factorization_step")
 
 
 def _columns(kernel: Kernel) -> dict[str, float | int | str]:
@@ -73,6 +77,7 @@ def _columns(kernel: Kernel) -> dict[str, float | int | str]:
         "indexed": (found and found.indexed) or 0,
         "instructions": (found and found.instructions) or 0,
         "loads": (found and found.loads) or 0,
+        "steps": (found and found.steps) or 0,
         **column_sum_columns(found),
     }
 
@@ -113,12 +118,16 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
 
 
 def _waiting(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
-    """Columns, GPU → seconds beyond memory's that warps wait for loads; 0 for most kernels."""
+    """Columns, GPU → seconds beyond memory's that warps wait for loads, and that steps take.
+
+    0 for most kernels.
+    """
     seconds = columns.get("loads", 0) * STEP / (gpu.sms * gpu.sm_threads / gpu.warp_size)
-    lists = where(seconds > hidden, seconds - hidden, 0.0)
+    waiting = where(seconds > hidden, seconds - hidden, 0.0)
+    waiting = waiting + columns.get("steps", 0) * FACTORIZATION_STEP
     if "summed" not in columns:
-        return lists
-    return lists + column_sums_beyond(columns, gpu, hidden)
+        return waiting
+    return waiting + column_sums_beyond(columns, gpu, hidden)
 
 
 def instructions_beyond(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:

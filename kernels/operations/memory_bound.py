@@ -59,6 +59,9 @@ class Elementwise(Kernel):
         Rows of a matrix that are added up, column by column, as for the gradient of a bias; `sums`
         is the number of its columns.
     sums : int, optional
+    steps : int, optional
+        That follow one another, each waiting for the numbers of the one before, as of the columns
+        of a matrix that is factorized.
     """
 
     family: ClassVar[str] = "elementwise"
@@ -70,6 +73,7 @@ class Elementwise(Kernel):
     loads: int | None = field(default=None, kw_only=True)
     summed: int | None = field(default=None, kw_only=True)
     sums: int | None = field(default=None, kw_only=True)
+    steps: int | None = field(default=None, kw_only=True)
 
     @classmethod
     def column_sums(cls, element: int, rows: int, columns: int) -> Elementwise:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from .recorder import Recorder
 
@@ -75,7 +76,7 @@ class _GivenBucket:
         return list(self._bucket.views.values())
 
 
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(torch.nn.Module, Joinable):
     """Wrap a module as `torch.nn.parallel.DistributedDataParallel` does; see there."""
 
     _active_ddp_module: ClassVar[Any] = None
@@ -101,6 +102,7 @@ class DistributedDataParallel(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        Joinable.__init__(self)
         mesh = options.get("device_mesh")
         if process_group is None and mesh is not None:
             process_group = mesh.get_group(0)
@@ -249,9 +251,13 @@ class DistributedDataParallel(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Broadcast buffers, and run the module."""
+        Join.notify_join_context(self)
         buffers = [each for each in self.module.buffers() if each.is_cuda]
         if self.broadcast_buffers and buffers and self.require_backward_grad_sync:
             self._broadcast(buffers)
+        if self._join_config.enable:  # ranks without inputs ask whether gradients are reduced
+            asked = torch.ones(1, device=self.join_device)
+            dist.all_reduce(asked, group=self.process_group, async_op=True)
         this: Any = DistributedDataParallel
         this._active_ddp_module = self
         try:
@@ -272,10 +278,28 @@ class DistributedDataParallel(torch.nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
-    @contextlib.contextmanager
-    def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Nothing: all ranks have as many inputs."""
-        yield
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Return the context in which ranks without inputs follow the others: here none is."""
+        return Join([self], enable, throw_on_early_termination)
+
+    def join_hook(self, **options: Any) -> JoinHook:
+        """Return what a rank without inputs does: nothing, since all have as many."""
+        return JoinHook()
+
+    @property
+    def join_device(self) -> Any:
+        """The device of the parameters."""
+        return self._reduced[0].device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The ranks that have inputs."""
+        return self.process_group
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Have a hook reduce buckets: it gets one, and gives the future of its sums."""

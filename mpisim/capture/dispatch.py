@@ -27,7 +27,7 @@ from ..operators import OperatorCall, TensorSpec
 from . import sparse, sparse_compressed
 from .attention import PACKED, of_packed
 from .autograd import set_phase
-from .composite import composite_key
+from .composite import composite_key, registered_kernel
 from .data_dependent import DataDependent, counts_rows
 from .device_memory import DeviceMemory
 from .host_work import LEAST_BYTES, bytes_of, record_operator
@@ -167,6 +167,7 @@ class Dispatch(TorchDispatchMode):
         lifting._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") by way of the CPU
         self._schemas: dict[Any, tuple[bool, bool]] = {}
         self.layers: dict[int, str] = {}
+        self._runs: dict[str, bool] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -177,7 +178,7 @@ class Dispatch(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False  # which needs a driver
-        if any(kind not in _TENSOR_TYPES for kind in types):
+        if any(kind not in _TENSOR_TYPES and not issubclass(kind, FakeTensor) for kind in types):
             return NotImplemented  # a subclass that is made of others, such as DTensor
         flat, _ = tree_flatten((args, kwargs))
         tensors = [each for each in flat if isinstance(each, torch.Tensor)]
@@ -218,6 +219,10 @@ class Dispatch(TorchDispatchMode):
         if key is not None:
             with self:
                 return func._op_dk(key, *args, **kwargs)
+        kernel = self._kernel_of(func, args, kwargs)
+        if kernel is not None:
+            with self:
+                return kernel(*args, **kwargs)
         out = self._run(func, args, kwargs)
         if name in PACKED:
             func, args = of_packed(func, args, kwargs)
@@ -232,6 +237,25 @@ class Dispatch(TorchDispatchMode):
                 self.data_dependent.list_even(known)
             return out if known is None or short == "copy_" else known
         return out
+
+    def _kernel_of(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the function of Python that an operator is, if it runs without a device.
+
+        It is tried when the operator comes first. One that reads memory, as an extension does, is
+        priced as a whole.
+        """
+        kernel = registered_kernel(func)
+        if kernel is None:
+            return None
+        name = func._schema.name
+        if name not in self._runs:
+            try:
+                with self.unrecorded(), self:
+                    kernel(*args, **kwargs)
+                self._runs[name] = True
+            except (InputError, RuntimeError, TypeError, ValueError, AttributeError):
+                self._runs[name] = False
+        return kernel if self._runs[name] else None
 
     def _is_own(self, tensor: Any) -> bool:
         return is_fake(tensor) and tensor.fake_mode is self.fake

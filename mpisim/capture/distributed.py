@@ -116,6 +116,22 @@ class Later:
         """Whether it has ended: so it is taken."""
         return True
 
+    @staticmethod
+    def collect_all(futures: Sequence[Any]) -> Later:
+        """Return the future of all, as `torch.futures.collect_all`, which takes PyTorch's own."""
+
+        def waited() -> list[Any]:
+            for each in futures:
+                each.wait()
+            return list(futures)
+
+        return Later(waited)
+
+    @staticmethod
+    def wait_all(futures: Sequence[Any]) -> list[Any]:
+        """Return the results of all, as `torch.futures.wait_all`."""
+        return [each.wait() for each in futures]
+
 
 class Handle(dist.Work):
     """A communication that was issued: waiting for it is a wait of the current stream."""

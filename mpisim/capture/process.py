@@ -130,6 +130,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
     from .distributed import Collectives
+    from .parameters import install as install_parameters
     from .pipelines import install as install_pipelines
     from .process_groups import install as install_process_groups
     from .recurrent import install as install_recurrent
@@ -162,7 +163,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     install_triton(dispatch)
     install_pipelines(recorder, job.received.stage_outputs)
     _install_sharding(dispatch)
-    _install_conversions()
+    install_parameters()
     install_torch_modules(dispatch)
     _install_jagged()
     folder = os.getcwd() if job.module else str(Path(job.script).resolve().parent)
@@ -311,46 +312,6 @@ def _install_sharding(dispatch: Any) -> None:
             return original(*args, **kwargs)
 
     setattr(anything, name, propagate)
-
-
-def _install_conversions() -> None:
-    """Have parameters keep what a program has noted at them where a module is moved or converted.
-
-    With memory they stay the same objects, which get other data. Without, theirs is swapped
-    (``torch.utils.swap_tensors``), and what autograd calls stays with the data: of a weight that
-    two modules share and that is moved twice, the hooks would be lost. A small parameter, which has
-    memory on the CPU, gets a new object on the device; it is swapped, too, since an optimizer may
-    have been made before.
-    """
-    import torch
-
-    from .dispatch import is_fake
-    from .storages import swap
-
-    anything: Any = torch.nn.Module
-    original = anything._apply
-    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-    def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = {name: each for name, each in self._parameters.items() if each is not None}
-        noted = {name: dict(vars(each)) for name, each in before.items()}
-        called = {name: [getattr(each, kind) for kind in hooks] for name, each in before.items()}
-        out = original(self, *args, **kwargs)
-        for name, each in before.items():
-            now = self._parameters[name]
-            if now is not each and is_fake(now):
-                swap(each, now)
-                self._parameters[name] = each
-            for kind, old in zip(hooks, called[name], strict=True):
-                found = getattr(each, kind) or old
-                if found is not None:
-                    setattr(self._parameters[name], kind, found)
-        for name, attributes in noted.items():
-            own = vars(self._parameters[name])
-            own.update({key: attributes[key] for key in attributes.keys() - own.keys()})
-        return out
-
-    anything._apply = convert
 
 
 def _install_jagged() -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from ..base.errors import InputError
 from ..base.kinds import Operation
-from .distributed import Collectives, Handle, bytes_of_tensors
+from .distributed import Collectives, Handle, Later, bytes_of_tensors
 from .recorder import Recorder
 from .recording import ItemKind
 
@@ -37,6 +38,8 @@ def install(collectives: Collectives) -> None:
     for name, stand in _METHODS.items():
         setattr(of_group, name, _bound(stand, collectives))
     _install_objects(collectives.recorder)
+    futures: Any = torch.futures
+    futures.collect_all, futures.wait_all = Later.collect_all, Later.wait_all
 
 
 def _install_groups(collectives: Collectives) -> None:

@@ -499,10 +499,14 @@ class Values:
         elif name == "isin":  # a drawn token is rarely one of few that end a text
             zero = args[0] in self._drawn
         elif name == "_amp_foreach_non_finite_check_and_unscale":
-            self._likely[args[1]] = 0.0
+            self._likely[args[1]] = 0.0  # from which the next scale follows
+            self._guess(args[1:2])
             return
         elif name in _PASSED_ON:
             zero = bool(tensors) and all(map(self._is_zero, tensors))
+        elif name.endswith("_ex") and "linalg_" in name:  # a factorization says that it succeeded
+            self._likely[results[-1]] = 0.0
+            return
         elif name in ("logical_not", "bitwise_not") and tensors[0] in self._likely:
             self._likely[results[0]] = 1.0 - self._likely[tensors[0]]
             return

@@ -109,7 +109,11 @@ def index_put(call: OperatorCall) -> Kernels | None:
         found = tuple(kernel for each in masks for kernel in _selected(each, chosen))
     write = stream(3 * moved + 8 * chosen, indexed=values.elements)
     if number(call, 3, 0) and values.shape:
-        return (*found, *sort_kernels(chosen, 8, 8), *write)
+        # Rows are sorted by no more bits than the last of them has (index_put_with_sort_kernel of
+        # aten/src/ATen/native/cuda/Indexing.cu).
+        given = call.inputs[1]
+        places = math.prod(to.shape[: len(given) if isinstance(given, tuple) else 1])
+        return (*found, *sort_kernels(chosen, 8, 8, max(1, (places - 1).bit_length())), *write)
     return (*found, *write)
 
 

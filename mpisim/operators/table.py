@@ -19,7 +19,9 @@ from . import (
     attentions,
     convolutions,
     embeddings,
+    factorizations,
     indexing,
+    losses,
     norms,
     optimizers,
     products,
@@ -71,8 +73,8 @@ _POINTWISE = """
     threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward
     leaky_relu_backward hardtanh_backward hardswish_backward hardsigmoid_backward mish_backward
     softplus_backward logit_backward native_dropout_backward _fused_dropout _masked_scale
-    masked_scale binary_cross_entropy_backward mse_loss_backward smooth_l1_loss_backward
-    huber_loss_backward kl_div_backward soft_margin_loss_backward prelu _prelu_kernel
+    masked_scale mse_loss_backward smooth_l1_loss_backward
+    huber_loss_backward kl_div_backward prelu _prelu_kernel
     _prelu_kernel_backward rrelu_with_noise glu_backward polar complex flip roll rot90 tril triu
     repeat repeat_interleave tile reflection_pad1d reflection_pad2d replication_pad2d pixel_shuffle
     glu log_sigmoid_forward log_sigmoid_backward
@@ -116,9 +118,7 @@ _REDUCTIONS = """
 """
 
 _LOSSES = """
-    mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div soft_margin_loss dot vdot
-    binary_cross_entropy_with_logits multi_margin_loss multilabel_margin_loss_forward
-    trace
+    dot vdot multi_margin_loss multilabel_margin_loss_forward trace
 """
 
 _FILLED = """
@@ -353,6 +353,14 @@ TABLE: Mapping[str, Rule] = {
     },
     **_served("nll_loss_forward nll_loss2d_forward", norms.loss),
     **_served("nll_loss_backward nll_loss2d_backward", norms.loss_backward),
+    **_served("mse_loss smooth_l1_loss huber_loss", losses.loss_of_two(1)),
+    **_served("l1_loss", losses.loss_of_two(1, 1)),
+    **_served("kl_div", losses.loss_of_two(3)),
+    **_served("soft_margin_loss", losses.loss_of_two(1, 3)),
+    **_served("soft_margin_loss_backward", losses.loss_of_two_backward(3, 5)),
+    **_served("binary_cross_entropy", losses.binary_cross_entropy),
+    **_served("binary_cross_entropy_backward", losses.binary_cross_entropy_backward),
+    **_served("binary_cross_entropy_with_logits", losses.with_logits),
     # Embedding tables.
     **_served("embedding", embeddings.embedding),
     **_served("embedding_dense_backward", embeddings.embedding_backward),
@@ -423,6 +431,11 @@ TABLE: Mapping[str, Rule] = {
     **_served("topk kthvalue", indexing.topk),
     **_served(_POOLED, streams.pooling),
     **dict.fromkeys([f"{name}_backward" for name in _names(_POOLED)], streams.pooling_backward),
+    # Factorizations of matrices.
+    **_served("linalg_cholesky_ex", factorizations.cholesky),
+    **_served("linalg_qr", factorizations.qr),
+    **_served("geqrf", factorizations.reflectors),
+    **_served("linalg_householder_product", factorizations.product_of_reflectors),
     # Recurrent layers, and losses of sequences.
     **_served("_cudnn_rnn", recurrent.layers),
     **_served("_cudnn_rnn_backward", recurrent.layers_backward),

@@ -6,8 +6,11 @@ workspaces of cuBLAS, which stay and count as CUDA's context, and of cuDNN, whic
 
 from __future__ import annotations
 
+import math
+
 from .call import OperatorCall, TensorSpec
-from .tensors import element_bytes, tensor
+from .losses import is_reduced
+from .tensors import broadcast, element_bytes, tensor
 
 __all__ = ["temporary_bytes"]
 
@@ -30,6 +33,8 @@ def temporary_bytes(call: OperatorCall) -> int:
         return _flash_backward(call)
     if call.name in ("aten::sort", "aten::argsort", "aten::embedding_dense_backward"):
         return _sorting(call)
+    if call.name in ("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss"):
+        return _losses(call)
     return 0
 
 
@@ -60,3 +65,11 @@ def _sorting(call: OperatorCall) -> int:
         return 0 if indices is None else 4 * 8 * indices.elements
     source: TensorSpec | None = tensor(call, 0)
     return 0 if source is None else (element_bytes(source.dtype) + 8) * source.elements
+
+
+def _losses(call: OperatorCall) -> int:
+    """Losses of all elements, which a second kernel adds up (Loss.cpp)."""
+    both = [each for each in (tensor(call, 0), tensor(call, 1)) if each is not None]
+    if len(both) < 2 or not is_reduced(call, 2):
+        return 0
+    return element_bytes(both[0].dtype) * math.prod(broadcast(each.shape for each in both))

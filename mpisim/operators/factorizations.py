@@ -1,0 +1,60 @@
+"""Factorizations of one matrix by cuSOLVER: a chain of steps from column to column.
+
+A column cannot begin before the one before it has ended, so that a small matrix takes as long as
+its steps do, whatever it holds. A column of Cholesky's factor is one step: its root, the column
+divided by it, and the product taken from the columns behind. A reflector of QR takes three: the
+norm of the column, its products with the columns behind, and these less their multiples of the
+reflector. Multiplied out to Q it takes two, products and multiples (G. Golub and C. Van Loan,
+"Matrix Computations", 4.2 and 5.2). PyTorch calls ``potrf``, and ``geqrf`` and ``orgqr``
+(aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp).
+
+Batches are not known: cuSOLVER and cuBLAS have kernels of their own for them, which no published
+times tell apart. Nor are eigenvalues and singular values, which are found by iterations.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..kernels.operations import Elementwise, Kernel
+from .call import OperatorCall, TensorSpec
+from .tensors import tensor, touched
+
+__all__ = ["cholesky", "product_of_reflectors", "qr", "reflectors"]
+
+Kernels = tuple[Kernel, ...]
+_CHOLESKY_STEPS = 1
+_REFLECTOR_STEPS = 3
+_PRODUCT_STEPS = 2
+
+
+def cholesky(call: OperatorCall) -> Kernels | None:
+    """``linalg_cholesky_ex(matrix)`` → the columns of its factor, one after the other."""
+    return _columns(tensor(call, 0), _CHOLESKY_STEPS)
+
+
+def qr(call: OperatorCall) -> Kernels | None:
+    """``linalg_qr(matrix, mode)`` → reflectors of all columns, and their product unless ``"r"``."""
+    mode = call.inputs[1] if len(call.inputs) > 1 else None
+    more = 0 if mode == "r" else _PRODUCT_STEPS
+    return _columns(tensor(call, 0), _REFLECTOR_STEPS + more)
+
+
+def reflectors(call: OperatorCall) -> Kernels | None:
+    """``geqrf(matrix)`` → the reflectors of its columns."""
+    return _columns(tensor(call, 0), _REFLECTOR_STEPS)
+
+
+def product_of_reflectors(call: OperatorCall) -> Kernels | None:
+    """``linalg_householder_product(reflectors, scales)`` → their product."""
+    return _columns(tensor(call, 0), _PRODUCT_STEPS)
+
+
+def _columns(matrix: TensorSpec | None, steps: int) -> Kernels | None:
+    """Return a kernel of so many steps a column; None of batches, and where nothing is recorded."""
+    if matrix is None or len(matrix.shape) < 2 or math.prod(matrix.shape[:-2]) != 1:
+        return None
+    columns = min(matrix.shape[-2:])
+    if not columns:
+        return ()
+    return (Elementwise(bytes=2 * touched(matrix), steps=steps * columns),)

@@ -1,0 +1,114 @@
+"""Operators of several kernels: losses, sums into rows, factorizations; kernels counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpisim.kernels import find_gpu
+from mpisim.kernels.numbers import quantity
+from mpisim.kernels.operations import Copy, Elementwise
+from mpisim.operators import OperatorCall, TensorSpec, kernels_of
+from mpisim.operators.pricing import OperatorPricing
+from mpisim.operators.temporaries import temporary_bytes
+
+ROWS, COLUMNS = 64, 1024
+SIZE = 4 * ROWS * COLUMNS
+X = TensorSpec("float32", (ROWS, COLUMNS), (COLUMNS, 1))
+NUMBER = TensorSpec("float32", (), ())
+WEIGHT = TensorSpec("float32", (COLUMNS,), (1,))
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def moved(name: str, *inputs: object, of: TensorSpec = NUMBER) -> list[int]:
+    """Bytes of the kernels of a call that the table knows."""
+    launched = kernels_of(OperatorCall(f"aten::{name}", inputs, (of,)))  # type: ignore[arg-type]
+    assert launched.known
+    return [each.traffic for each in launched.kernels]
+
+
+# Losses of elements are written; they are read and added up by the next kernel.
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_losses_of_elements_are_added_up_by_a_second_kernel(name: str) -> None:
+    assert moved(name, X, X, MEAN) == [3 * SIZE, SIZE + 4]
+    assert moved(name, X, X, SUM) == [3 * SIZE, SIZE + 4]
+    assert moved(name, X, X, NONE, of=X) == [3 * SIZE]
+    call = OperatorCall(f"aten::{name}", (X, X, MEAN), (NUMBER,))
+    assert temporary_bytes(call) == SIZE
+    assert temporary_bytes(OperatorCall(call.name, (X, X, NONE), (X,))) == 0
+
+
+def test_kernels_of_binary_cross_entropy() -> None:
+    name = "binary_cross_entropy"
+    assert moved(name, X, X, None, MEAN) == [3 * SIZE, SIZE + 4, 2 * 4]
+    weighted = [3 * SIZE, 2 * SIZE + 4 * COLUMNS, SIZE + 4, 2 * 4]
+    assert moved(name, X, X, WEIGHT, SUM) == weighted
+    assert moved(name, X, X, None, NONE, of=X) == [3 * SIZE]
+    # The gradient of a mean is divided by a kernel of its own, that of a sum is not.
+    assert moved(f"{name}_backward", NUMBER, X, X, None, MEAN, of=X) == [4 + 3 * SIZE, 2 * SIZE]
+    assert moved(f"{name}_backward", NUMBER, X, X, None, SUM, of=X) == [4 + 3 * SIZE]
+    assert moved(f"{name}_backward", X, X, X, None, NONE, of=X) == [4 * SIZE]
+
+
+def test_kernels_of_binary_cross_entropy_with_logits() -> None:
+    name = "binary_cross_entropy_with_logits"
+    # log_sigmoid; 1 - target; times x; less the first; mean.
+    bare = [2 * SIZE, 2 * SIZE, 3 * SIZE, 3 * SIZE, SIZE + 4]
+    assert moved(name, X, X, None, None, MEAN) == bare
+    small = 4 * COLUMNS
+    positive = [2 * small, small + 2 * SIZE, 2 * SIZE, 3 * SIZE]
+    assert moved(name, X, X, None, WEIGHT, MEAN) == [bare[0], *positive, *bare[1:]]
+
+
+def test_softmargin_is_four_kernels_and_their_sum() -> None:
+    assert moved("soft_margin_loss", X, X, MEAN) == [3 * SIZE, *[2 * SIZE] * 3, SIZE + 4]
+    assert len(moved("soft_margin_loss_backward", NUMBER, X, X, MEAN, of=X)) == 8
+
+
+# 10,000 rows have 14 bits, which are two digits of a radix sort; 200 have one.
+@pytest.mark.parametrize(("rows", "passes"), [(200, 1), (10_000, 2), (1_000_000, 3)])
+def test_rows_are_sorted_by_the_bits_that_they_have(rows: int, passes: int) -> None:
+    table = TensorSpec("float32", (rows, 64), (64, 1))
+    indices, values = TensorSpec("int64", (50_000,)), TensorSpec("float32", (50_000, 64))
+    call = OperatorCall("aten::index_put_", (table, (indices,), values, True), (table,))
+    variants = [getattr(each, "variant", None) for each in kernels_of(call).kernels]
+    assert variants.count("sort_passes") == passes
+
+
+def test_a_column_waits_for_the_one_before_it() -> None:
+    matrix = TensorSpec("float32", (512, 64))
+    factor, both = 512 * 64 * 4, OperatorCall("aten::linalg_qr", (matrix, "reduced"))
+    assert kernels_of(both).kernels == (Elementwise(2 * factor, steps=5 * 64),)
+    upper = OperatorCall("aten::linalg_qr", (matrix, "r"))
+    assert kernels_of(upper).kernels == (Elementwise(2 * factor, steps=3 * 64),)
+    batch = TensorSpec("float32", (8, 64, 64))
+    assert not kernels_of(OperatorCall("aten::linalg_cholesky_ex", (batch, False, False))).known
+    step = quantity("factorization_step").si
+    pricing = OperatorPricing(find_gpu("h100-sxm"))
+    square = TensorSpec("float32", (256, 256))
+    one = kernels_of(OperatorCall("aten::linalg_cholesky_ex", (square, False, False)))
+    found = pricing.price(one).duration - pricing.price(_without_steps(one.kernels[0])).duration
+    assert found == pytest.approx(256 * step * 1e12, rel=1e-9)
+
+
+def _without_steps(kernel: Elementwise) -> object:
+    from mpisim.operators.tensors import Launched
+
+    return Launched((Elementwise(kernel.traffic),), known=True)
+
+
+# torch.linalg.qr in fp32: github:pytorch/pytorch pull request 173788 (H100), and
+# github:flagos-ai/FlagGems pull request 5586 (its GPU is not named). No constant is fitted to it.
+@pytest.mark.parametrize(
+    ("shape", "measured", "error"),
+    [((128, 32), 189.0, 0.45), ((64, 64), 205.3, 0.2), ((512, 64), 258.8, 0.2),
+     ((256, 256), 759.4, 0.2), ((512, 512), 1844.3, 0.1)],
+)  # fmt: skip
+def test_qr_beside_published_times(shape: tuple[int, int], measured: float, error: float) -> None:
+    call = OperatorCall("aten::linalg_qr", (TensorSpec("float32", shape), "reduced"))
+    found = OperatorPricing(find_gpu("h100-sxm")).price(kernels_of(call)).duration / 1e6
+    assert found == pytest.approx(measured, rel=error)
+
+
+def test_copies_of_sums_are_one_number() -> None:
+    call = OperatorCall("aten::binary_cross_entropy", (X, X, None, MEAN), (NUMBER,))
+    assert kernels_of(call).kernels[-1] == Copy(bytes=4)
