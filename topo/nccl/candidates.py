@@ -96,6 +96,7 @@ def candidates(
     actual = graphs_at_link_speed(searched, scaled, shape, constants)
     counts = channel_counts(searched, shape, settings, constants, system.arch)
     latencies: LatencyConstants = constants if rccl is None else rccl.times
+    pipeline = constants.raw["pipeline"] if rccl is None else rccl.pipeline
     found = []
     for algorithm in enabled_algorithms(operation, shape, system, settings, constants):
         channels = counts[1] if algorithm in ("nvls", "nvls-tree") else counts[0]
@@ -114,7 +115,6 @@ def candidates(
                 *pair, channels, believed, system, settings, seen, constants, rccl
             )
             delays = _delays(*pair, hardware, settings, factors, seen, latencies)
-            pipeline = constants.raw["pipeline"]
             parts = shape.ranks if algorithm == "ring" else 1
             slow = _has_slow_ring(searched, constants)
             found.append(
@@ -129,8 +129,7 @@ def candidates(
                     latency=delays.latency,
                     bandwidth=reached,
                     bulk=delays.bulk,
-                    # RCCL's latencies were fitted at all sizes that a protocol serves.
-                    growth=0.0 if rccl else pipeline["growth"][protocol],
+                    growth=pipeline["growth"][protocol],
                     eager=pipeline["eager"] * parts if shape.nodes > 1 else float("inf"),
                     pace=delays.pace,
                     spread=pipeline["spread"].get(algorithm, _NO_SPREAD)[protocol],

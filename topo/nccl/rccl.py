@@ -122,6 +122,8 @@ class RcclConstants:
     inside : mapping
         By operation: bytes of a rank's part up to which LL runs on one node.
     two_shot : TwoShot, optional
+    pipeline : mapping
+        What pipelines lose: ``[pipeline]``.
     """
 
     believed: Latencies
@@ -136,6 +138,7 @@ class RcclConstants:
     more_nodes: float
     inside: Mapping[Operation, int]
     two_shot: TwoShot | None
+    pipeline: Mapping[str, Any]
 
 
 class SizeRange(NamedTuple):
@@ -189,6 +192,7 @@ def rccl_constants(arch: str, version: tuple[int, ...]) -> RcclConstants:
             _operation(name): most for name, most in raw["ranges-inside"].get(arch, {}).items()
         },
         two_shot=_two_shot(raw["two-shot"], arch, version),
+        pipeline=raw["pipeline"],
     )
 
 
