@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ def rows_of(shared: Path, source: str, model: str, framework: str) -> list[Row]:
     ]
 
 
+def points_of(rows: Sequence[Row]) -> list[published.Point]:
+    """Return the factors of all series, none of which is left out."""
+    found = []
+    for each in published.series(rows):
+        own = published.points(each, images=False, most=published.MOST_ROWS)
+        assert not isinstance(own, str), own
+        found += own
+    return found
+
+
 @pytest.mark.parametrize(
     ("source", "framework", "count", "most"),
     [
@@ -35,8 +46,7 @@ def test_factors_of_resnet_on_v100(
     most: float,
 ) -> None:
     """From 1 to up to 32 GPUs, by the step of one: docs/extrapolate.md has all models."""
-    found = list(published.points(rows_of(shared, source, "ResNet50", framework)))
-    assert all(not isinstance(each, str) for each in found), found
+    found = points_of(rows_of(shared, source, "ResNet50", framework))
     assert len(found) == count
     assert sum(abs(each.error) for each in found) / count < most
 
@@ -54,7 +64,32 @@ def test_a_part_of_a_vocabulary_does_not_tell_samples(shared: Path) -> None:
     """Adaptive embeddings: the first lookup is of the tokens in the first cluster of words."""
     rows = rows_of(shared, "DeepLearningExamples", "Transformer-XL-large", "PyTorch DDP")
     of_one_node = [row for row in rows if row.texts["gpu"] == "A100-SXM-40GB"]
-    found = [each for each in published.points(of_one_node) if not isinstance(each, str)]
+    found = points_of(of_one_node)
     assert len(found) == 5
     assert sum(abs(each.error) for each in found) / len(found) < 0.04
     assert max(abs(each.error) for each in found) < 0.04
+
+
+@pytest.mark.parametrize("model", ["MPT-1b", "MPT-13b"])
+def test_one_replica_of_a_job_stands_for_all(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """Its files alone give the factors that files of all 16 ranks give."""
+    rows = [
+        row
+        for row in rows_of(shared, "llm-foundry", model, "Composer")
+        if row.integers["num_gpus"] <= 64
+    ]
+    alone = points_of(rows)
+    monkeypatch.setattr(published, "first_replica", lambda base: range(base.program.n_ranks))
+    together = points_of(rows)
+    assert [each.gpus for each in alone] == [32, 64]
+    for one, every in zip(alone, together, strict=True):
+        assert one.extrapolated == pytest.approx(every.extrapolated, rel=1e-3)
+
+
+def test_a_job_of_many_rows_is_not_recorded(shared: Path) -> None:
+    rows = rows_of(shared, "llama3.1/README.md (tag v25.04.02)", "Llama-3.1-405B", "NeMo")
+    found = [published.points(each, images=False, most=1000) for each in published.series(rows)]
+    assert found
+    assert all("more than 1,000" in str(each) for each in found)
