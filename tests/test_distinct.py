@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from mpisim.base._core.distinct import rows_as_array
 from mpisim.base.distinct import dense, equal_columns, numbered
 
 
@@ -43,10 +42,3 @@ def test_equal_columns_have_equal_numbers_in_lexicographic_order(highest):
     _, expected = np.unique(columns, axis=1, return_inverse=True)
     np.testing.assert_array_equal(number, expected.reshape(-1))
     assert count == expected.max() + 1
-
-
-def test_rows_become_an_array():
-    row = (1, -2, 2**62)
-    found = rows_as_array([row, (0, 0, 0), row], 3)
-    np.testing.assert_array_equal(found, [row, (0, 0, 0), row])
-    assert rows_as_array([], 3).shape == (0, 3)

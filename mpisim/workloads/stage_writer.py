@@ -27,6 +27,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ from .layout import Layout, ModelChunk
 from .messages import PipelineMessages, messages_of_stage, streams
 from .offloaded_activations import ActivationOffload, LayerCopies
 from .offloaded_checkpoints import CheckpointOffload
-from .operators import BackwardPart, Operator
+from .operators import BackwardPart, Layer, Operator
 from .optimizer import write_optimizer
 from .pricing import MAX_DURATION, Pricing
 from .recomputation import recomputed_layers, recomputed_operators
@@ -197,10 +198,7 @@ class StageWriter:
         first = _first_block(chunks)
         return (
             tuple(
-                (
-                    tuple((layer.operators, layer.role) for layer in chunk.layers),
-                    _relative(chunk, first),
-                )
+                (_runs(chunk.layers, "operators", "role"), _relative(chunk, first))
                 for chunk in chunks
             ),
             tuple(messages_of_stage(layout, pipeline, stage, network).items()),
@@ -315,7 +313,7 @@ class StageWriter:
             (
                 each.phase,
                 each.part,
-                tuple(layer.operators for layer in chunk.layers),
+                _runs(chunk.layers, "operators"),
                 _relative(chunk, first),
                 tuple(recomputed_layers(self._plan, chunk.numbers)),
             )
@@ -456,6 +454,16 @@ class StageWriter:
 def _first_block(chunks: Sequence[ModelChunk]) -> int:
     """Return the lowest number of a block that any of the chunks holds; 0 if none does."""
     return min((n for chunk in chunks for n in chunk.numbers if n >= 0), default=0)
+
+
+def _runs(layers: Sequence[Layer], *attributes: str) -> tuple[Hashable, ...]:
+    """Return what layers are, and how many of those that follow each other are equal in that.
+
+    As a key it stands for all of them, and takes a hash of each run in place of each layer.
+    """
+    return tuple(
+        (kind, len(list(alike))) for kind, alike in groupby(layers, attrgetter(*attributes))
+    )
 
 
 def _relative(chunk: ModelChunk, first: int) -> tuple[int, ...]:
