@@ -51,6 +51,7 @@ LONGEST = {
             "test_extrapolate_parallel_stages.py",
             "test_extrapolate_parallel.py",
             "test_capture_sequences.py",
+            "test_capture_own_parts.py",
             "test_capture_stand_ins_attention.py",
             "test_fuzz.py",
             "test_page_browser.py",

@@ -7,9 +7,10 @@ Read in this order:
   taken for values that the script asks for.
 - `device`: the GPU that the script sees.
 - `cuda`, `autograd`, `distributed` with `process_groups`, `data_parallel`, `attention`, `compiled`,
-  `dispatch` with `composite` and `data_dependent`: stand-ins of parts of PyTorch, which write into
-  the recorder; `values`, `storages`, `device_memory`: what tensors hold that have no memory, and
-  what they would take. They import torch, and only `process` imports them.
+  `dispatch` with `composite` and `data_dependent`: stand-ins of parts of PyTorch, which write
+  into the recorder; `values`, `storages`, `parameters`, `device_memory`: what tensors hold that
+  have no memory, what they are, and what they would take. They import torch, and only `process`
+  imports them.
 - `stand_ins`: libraries that need a GPU to be imported, or call kernels of their own.
 - `origins`: which module, autograd node and parameters an item belongs to, kept by `kept_step` for
   `mpisim.extrapolate`.

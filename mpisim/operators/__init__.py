@@ -10,7 +10,8 @@ Read in this order:
 :mod:`.table`
     Which rule serves which operator, and ``kernels_of``.
 :mod:`.streams`, :mod:`.indexing`, :mod:`.products`, :mod:`.convolutions`, :mod:`.attentions`,
-:mod:`.norms`, :mod:`.recurrent`, :mod:`.embeddings`, :mod:`.optimizers`, :mod:`.transformer_engine`
+:mod:`.norms`, :mod:`.losses`, :mod:`.recurrent`, :mod:`.embeddings`, :mod:`.factorizations`,
+:mod:`.optimizers`, :mod:`.transformer_engine`
     The rules: an operator's inputs → descriptions of its kernels.
 :mod:`.pricing`
     ``OperatorPricing``: these kernels → durations on a GPU.
