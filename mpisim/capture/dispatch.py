@@ -219,7 +219,7 @@ class Dispatch(TorchDispatchMode):
         if key is not None:
             with self:
                 return func._op_dk(key, *args, **kwargs)
-        kernel = self._kernel_of(func, args, kwargs)
+        kernel = None if name in PACKED else self._kernel_of(func, args, kwargs)
         if kernel is not None:
             with self:
                 return kernel(*args, **kwargs)
