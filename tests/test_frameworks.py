@@ -466,5 +466,8 @@ def test_llm_c_reduces_gradients_in_bf16(zero: int, style: str) -> None:
     plan, model = experiment.plan, experiment.model
     assert (plan.framework.dp_style, plan.precision.gradients) == (style, "bf16")
     assert plan.framework.fused_loss
+    assert plan.framework.loss_gradient == "forward"
+    assert plan.framework.residual_norms
+    assert plan.framework.packed_attention
     assert isinstance(model, Transformer)
     assert not model.dropout

@@ -199,7 +199,20 @@ def test_cross_entropy_reads_three_times_and_keeps_fp32():
     assert (backward["read"], backward["write"], backward["passes"]) == (4, 2, 1)
 
 
+def test_loss_and_gradient_in_one_kernel_read_twice_and_write_once():
+    """1,024 threads that load 8 numbers each: four rounds of a row of 32,000."""
+    both = SOFTMAX.columns(CrossEntropy(100, 32000, dtype="bf16", gradient=True))
+    assert (both["read"], both["write"], both["passes"], both["steps"]) == (2, 2, 2, 4)
+
+
 # --- norms ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_norms_that_add_the_residual_move_four_tensors(backward):
+    columns = NORM.columns(Norm(100, 4096, backward=backward, residual=True))
+    assert columns["read"] + columns["write"] == 4 * 2
+    assert Norm(100, 4096, backward=backward, residual=True).traffic == 4 * 2 * 100 * 4096
 
 
 def test_long_layer_norms_read_twice():

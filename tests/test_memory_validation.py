@@ -140,6 +140,8 @@ def test_gradients_of_weights_need_what_zero_bubble_says() -> None:
     [
         # Transformer Engine's kernel puts the gradient in the place of the scores.
         ({}, 2, 2, 2),
+        # llm.c's one kernel does so forward.
+        ({"loss_gradient": "forward"}, 2, 2, 0),
         # PyTorch's of scores in fp32: their copy and the result; the gradients of both.
         ({"eager_loss": True}, 4, 2 + 8, 8),
         # Megatron-LM's works in place on a copy; its gradient is cast back.

@@ -126,6 +126,9 @@ DENSE = ANY | {
     "overlap_dgrad": st.booleans(),
     "fused_wgrad": st.sampled_from([None, False]),
     "persistent_norms": st.booleans(),
+    "residual_norms": st.booleans(),
+    "packed_attention": st.booleans(),
+    "loss_gradient": st.sampled_from(["backward", "forward"]),
     "launch_blocking": st.booleans(),
     "scores_softmax": st.sampled_from(["whole", "causal", "operations"]),
 }

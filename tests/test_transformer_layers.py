@@ -70,6 +70,35 @@ def test_norms_may_keep_rows_in_registers(family: Transformer, kind: str) -> Non
         assert step.kernel == Norm(8, 16, kind, backward, variant="persistent")  # type: ignore[arg-type]
 
 
+def test_norms_may_add_up_the_residual_stream() -> None:
+    """Forward two inputs, their sum and its norm; backward the gradient that is added to, too."""
+    net = network(model("gpt", **SIZES, dropout=False), plan(residual_norms=True))
+    norm = operator(net, "attention norm")
+    size = TOKENS * 2
+    assert lines(norm.forward) == [f"attention norm: {4 * size} bytes"]
+    assert lines(norm.backward)[0] == f"attention norm backward: {4 * size} bytes"
+    assert not any("residual" in line for line in lines(norm.backward))
+    assert not operator(net, "attention dropout add").forward
+    last = operator(net, "final norm")
+    assert lines(last.forward) == [f"final norm: {2 * size} bytes"]
+
+
+def test_dropout_is_before_the_sum_that_no_norm_adds_up_then() -> None:
+    assert GPT.dropout
+    assert network(GPT, plan(residual_norms=True)) == network(GPT, plan())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_packed_attention_leaves_gradients_where_they_are(fused: bool) -> None:
+    def names(packed: bool) -> list[str]:
+        net = network(GPT, plan(fused=fused, packed_attention=packed))
+        return [step.name for each in net.layers[1].operators for step in each.backward]
+
+    joined = [name for name in names(packed=False) if "concatenat" in name]
+    assert len(joined) == 1
+    assert [name for name in names(packed=False) if name not in joined] == names(packed=True)
+
+
 def test_rms_norm_step_by_step() -> None:
     norm = operator(network(LLAMA, plan(fused=False)), "attention norm")
     assert [line.partition(": ")[0] for line in lines(norm.forward)] == [

@@ -130,6 +130,15 @@ def test_cross_entropy_alone_may_be_fused() -> None:
     assert loss(fused_loss=False) == loss(fused=False)
 
 
+def test_one_kernel_may_compute_loss_and_gradient() -> None:
+    """Scores of 8 tokens and 256 entries in 2 bytes: read once, and their gradient written."""
+    loss = operator(network(TINY, plan(loss_gradient="forward")), "loss")
+    assert lines(loss.forward) == [f"loss: {2 * 2 * 8 * 256} bytes"]
+    assert loss.backward == ()
+    shared = network(TINY, plan(tp=2, loss_gradient="forward"))
+    assert operator(shared, "loss") == operator(network(TINY, plan(tp=2)), "loss")
+
+
 def test_a_loss_of_compiled_functions() -> None:
     """Scores of 8 tokens and 128 entries: to fp32, exponentials in place, shares in place."""
     head = operator(network(TINY, plan(tp=2, compiled_loss=True)), "loss")

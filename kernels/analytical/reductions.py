@@ -30,7 +30,9 @@ and behind the last whole round of vectors, four at a time, as the compiler unro
 row of 5,185 elements of 16 bits has no whole round. Up to 2,048 of them stay in a warp. (2.7 keeps
 rows of fewer than 9,217 elements in registers, which is not modelled.) Megatron-LM's kernel for a
 causal mask keeps all rows it takes, up to 2,048 elements, in the registers of a warp
-(scaled_upper_triang_masked_softmax.h).
+(scaled_upper_triang_masked_softmax.h). Where one kernel computes loss and gradient, it is taken as
+llm.c's (github:karpathy/llm.c, llmc/fused_classifier.cuh): 1,024 threads a row, which read it for
+maximum and sum together, and again for the gradient.
 
 **Norms.** Rows are given to threads as in PyTorch's kernels (layer_norm_kernel.cu of the same
 folder), and for RMS norms as in vLLM's (github:vllm-project/vllm, csrc/layernorm_kernels.cu), whose
@@ -133,7 +135,11 @@ def _softmax_columns(kernel: Softmax | CrossEntropy) -> dict[str, float | int | 
     """Return the columns of the formula, as listed in the module's head."""
     size = BYTES[kernel.dtype]
     read: float
-    if isinstance(kernel, CrossEntropy):
+    if isinstance(kernel, CrossEntropy) and kernel.gradient:
+        read = write = size
+        steps = math.ceil(kernel.columns * size / (LOAD_BYTES * MAX_SOFTMAX_THREADS))
+        threads = {"block": MAX_SOFTMAX_THREADS, "steps": steps, "passes": 2, "unaligned": 0}
+    elif isinstance(kernel, CrossEntropy):
         # The softmax is kept in fp32. Backward, the gradient needs no sum over the row.
         read, write = (BYTES["fp32"], size) if kernel.backward else (size, BYTES["fp32"])
         threads = _softmax_threads(kernel.columns, size, 1 if kernel.backward else 3)
@@ -201,9 +207,12 @@ MAX_RMS_THREADS = 1024
 def _norm_columns(kernel: Norm) -> dict[str, float | int | str]:
     """Return the columns of the formula, as listed in the module's head."""
     size = BYTES[kernel.dtype]
-    read = 2 * size if kernel.backward else size
+    read, write = 2 * size if kernel.backward else size, size
     # Backward, a second kernel sums the gradients of the weights over all rows.
     swept = read if kernel.backward else 0
+    if kernel.residual:
+        read += size
+        write += 0 if kernel.backward else size
     block, steps, passes = _norm_threads(kernel)
     width_bytes = size * kernel.columns
     if kernel.kind == "batch":
@@ -213,7 +222,7 @@ def _norm_columns(kernel: Norm) -> dict[str, float | int | str]:
         "rows": kernel.rows,
         "columns": kernel.columns,
         "read": read,
-        "write": size,
+        "write": write,
         "swept": swept,
         "dtype": kernel.dtype,
         "block": block,

@@ -63,6 +63,9 @@ class Norm(Kernel):
     backward : bool
     dtype : Precision
     variant : NormVariant, optional
+    residual : bool
+        Whether the kernel also adds up the residual stream: forward it normalises the sum of two
+        inputs, and writes that, too; backward it adds to the gradient of that sum.
     """
 
     family: ClassVar[str] = "norm"
@@ -72,17 +75,21 @@ class Norm(Kernel):
     backward: bool = False
     dtype: Precision = "bf16"
     variant: NormVariant | None = field(default=None, kw_only=True)
+    residual: bool = field(default=False, kw_only=True)
 
     @property
     def traffic(self) -> int:
         """Bytes: forward input and output; backward input and both gradients.
 
         Batch statistics need the whole batch before the first output: one more pass over the input,
-        and backward over input and gradient.
+        and backward over input and gradient. A residual forward: the other input, and the sum;
+        backward: the gradient that is added to.
         """
         passes = 3 if self.backward else 2
         if self.kind == "batch":
             passes = 5 if self.backward else 3
+        if self.residual:
+            passes += 1 if self.backward else 2
         return passes * BYTES[self.dtype] * self.rows * self.columns
 
 
@@ -97,6 +104,9 @@ class CrossEntropy(Kernel):
     backward : bool
     dtype : Precision
         Of the scores; the softmax itself is fp32.
+    gradient : bool
+        Whether one kernel computes the loss and writes the gradient of the scores in their place,
+        so that none runs backward.
     """
 
     family: ClassVar[str] = "cross_entropy"
@@ -104,8 +114,14 @@ class CrossEntropy(Kernel):
     columns: int
     backward: bool = False
     dtype: Precision = "bf16"
+    gradient: bool = field(default=False, kw_only=True)
 
     @property
     def traffic(self) -> int:
-        """Bytes: scores read and their softmax in fp32 written; backward the reverse."""
+        """Bytes: scores read and their softmax in fp32 written; backward the reverse.
+
+        With the gradient: scores read, and their gradient written.
+        """
+        if self.gradient:
+            return 2 * BYTES[self.dtype] * self.rows * self.columns
         return (BYTES[self.dtype] + BYTES["fp32"]) * self.rows * self.columns

@@ -136,6 +136,10 @@ class FrameworkOptions:
         Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
         cuDNN up to 9.13, of FlashAttention-2, of AOTriton since 0.11, of FlashAttention in Triton
         (`mpisim.kernels.operations.AttentionVariant`).
+    packed_attention : bool
+        Whether fused attention reads queries, keys and values where one product wrote them, and
+        writes their gradients so, by strides; otherwise kernels of their own put the gradients
+        together.
     repeats_heads : bool
         Whether keys and values of fewer heads than queries are copied for each of these before
         fused attention (``repeat_kv`` of Llama's reference code).
@@ -171,6 +175,9 @@ class FrameworkOptions:
     persistent_norms : bool
         Whether fused norms read each row once, into registers, as those of Transformer Engine and
         of Apex's FastLayerNorm do; otherwise twice.
+    residual_norms : bool
+        Without dropout: whether the kernel of a fused norm also adds up the residual stream before
+        it, and backward adds to the gradient of that (llm.c); otherwise kernels of their own do.
     norm_fusion : {"none", "activation", "convolution"}
         ResNet: batch normalisation by itself, with ReLU and the sum before it, or in convolutions.
     image_layout : {"channels-last", "channels-first"}
@@ -187,6 +194,10 @@ class FrameworkOptions:
     compiled_loss : bool
         Whether cross-entropy is compiled functions between its all-reduces, as Megatron-LM's
         ``--cross-entropy-loss-fusion`` with the implementation ``native``.
+    loss_gradient : {"backward", "forward"}
+        Fused cross-entropy, with tp = 1: when the gradient of the scores is computed. Forward, one
+        kernel computes loss and gradient, which takes the scores' place (llm.c); with tp > 1 as
+        "backward".
     cuda_graphs : bool
         Whether launches are captured: no CPU time between kernels.
     cuda_graph_modules : tuple of {"attn", "mamba", "moe_router", "moe_preprocess"}
@@ -264,6 +275,7 @@ class FrameworkOptions:
     unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
     scores_softmax: Literal["whole", "causal", "operations"] = "whole"
     attention: Literal["newest", "cudnn", "cudnn-9.13", "flash-2", "aotriton", "triton"] = "newest"
+    packed_attention: bool = False
     repeats_heads: bool = False
     rotary: Literal["real", "complex", "operations"] = "real"
 
@@ -277,6 +289,7 @@ class FrameworkOptions:
     bias_kernels: bool = False
     broadcast_biases: bool = False
     persistent_norms: bool = False
+    residual_norms: bool = False
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
     image_layout: Literal["channels-last", "channels-first"] = "channels-last"
     fused_wgrad: bool | None = None
@@ -285,6 +298,7 @@ class FrameworkOptions:
     fused_loss: bool | None = None
     eager_loss: bool = False
     compiled_loss: bool = False
+    loss_gradient: Literal["backward", "forward"] = "backward"
 
     # Launches.
     cuda_graphs: bool = False

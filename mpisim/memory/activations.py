@@ -100,7 +100,7 @@ def result_bytes(kernel: Kernel) -> int:
         case Softmax() | Norm():
             return BYTES[kernel.dtype] * kernel.rows * kernel.columns
         case CrossEntropy():
-            dtype = kernel.dtype if kernel.backward else "fp32"
+            dtype = kernel.dtype if kernel.backward or kernel.gradient else "fp32"
             return BYTES[dtype] * kernel.rows * kernel.columns
         case Embedding():
             if kernel.backward:

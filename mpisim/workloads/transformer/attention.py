@@ -183,8 +183,11 @@ def _split_qkv(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
     gradients of the three are put together again
     (``SplitAlongDim`` of Transformer Engine, whose ``noop_cat`` is of no use: rotary positions and
     attention make three tensors). torchtitan (``FusedQKVLinear``) copies each of the three and puts
-    gradients together; compiled, kernels of positions do so for queries and keys.
+    gradients together; compiled, kernels of positions do so for queries and keys. Packed attention
+    reads and writes the one tensor (``framework.packed_attention``).
     """
+    if s.plan.framework.packed_attention and s.plan.framework.kernels == "flash":
+        return ()
     moved = 2 * s.element_size * s.tokens
     values = shape.kv_heads * shape.value_size
     width = shape.query_width + shape.key_value_width

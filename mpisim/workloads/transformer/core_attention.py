@@ -81,7 +81,8 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         forward_steps.insert(0, elementwise(f"{name} cast", _cast_traffic(s) * width))
         result = shape.queries * shape.output_width
         backward_steps.insert(0, elementwise(f"{name} gradient cast", _cast_traffic(s) * result))
-    if not s.plan.framework.fused and not s.plan.framework.separate_projections:
+    framework = s.plan.framework
+    if not (framework.fused or framework.separate_projections or framework.packed_attention):
         # Queries, keys and values were cut out of one tensor: so is their gradient put together.
         width = s.batch * (shape.queries * shape.query_width + shape.keys * shape.key_value_width)
         backward_steps.append(

@@ -243,7 +243,9 @@ def _cross_entropy(s: Shapes) -> Operator:
         sums, in place; their shares.
     fused
         One kernel forward and one backward (Transformer Engine's). It keeps the scores, or puts the
-        gradient in their place (transformer_engine/common/triton/cross_entropy.py).
+        gradient in their place (transformer_engine/common/triton/cross_entropy.py). With
+        `loss_gradient` "forward" one kernel in all, which leaves the gradient in the scores' place
+        (github:karpathy/llm.c, llmc/fused_classifier.cuh).
     otherwise
         Elementary operations of megatron/core/tensor_parallel/cross_entropy.py, which work in
         place; with `sp_style` "pytorch" those of torch/distributed/tensor/parallel/loss.py,
@@ -347,6 +349,9 @@ def _compiled_loss(s: Shapes) -> _Loss:
 
 def _fused_loss(s: Shapes) -> _Loss:
     rows, columns, e = s.tokens, s.vocabulary, s.element_size
+    if s.plan.framework.loss_gradient == "forward" and s.grid.tp == 1:
+        both = CrossEntropy(rows, columns, dtype=s.storage_format, gradient=True)
+        return _Loss([Compute("loss", both)], [], e, (0, 0))
     forward: list[Task] = [
         elementwise("loss maximum", e * rows * columns),
         *_reduced(s, "maximum"),

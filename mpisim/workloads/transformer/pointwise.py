@@ -172,7 +172,8 @@ def norm(
     casts = wide and not s.plan.framework.fused and (casts or not s.autocast)
     stored = "fp32" if wide else s.storage_format
     variant: NormVariant | None = "persistent" if s.plan.framework.persistent_norms else None
-    fused = Norm(rows, columns, kind=kind, dtype=stored, variant=variant)
+    adds = residual and _adds_in_norms(s)
+    fused = Norm(rows, columns, kind=kind, dtype=stored, variant=variant, residual=adds)
     forward: list[Task] = [Compute(name, fused)]
     backward: list[Task] = [Compute(f"{name} backward", replace(fused, backward=True))]
     if not s.plan.framework.fuses_norms:
@@ -216,10 +217,22 @@ def norm(
     ]
     for parameter in parameters:
         backward += accumulate_gradient(s, parameter.name, parameter.size, narrow=False)
-    if residual:
+    if residual and not adds:
         backward += _add_gradients(f"{name} residual", size, BYTES[stored])
     saved = s.stream_size * size if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
+
+
+def _adds_in_norms(s: Shapes) -> bool:
+    """Whether kernels of norms add up the residual stream, and its gradients.
+
+    Each block has as many norms as sums. The sum before a norm is that of the block before, so that
+    in a network the first norm adds nothing, and the final norm does: here it is the reverse, which
+    makes the same number of the same kernels.
+    """
+    framework = s.plan.framework
+    wide = widened(s, "norm")
+    return framework.residual_norms and framework.fuses_norms and not s.model.dropout and not wide
 
 
 def branch(s: Shapes, name: str, size: int) -> Operator:
@@ -245,7 +258,8 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
     """Output of half a block and its input → input of the next half: bias, dropout and residual.
 
     Works on this rank's share of the sequence. Fused it is one kernel, Megatron-LM's
-    ``bias_dropout_add`` (megatron/core/fusions/fused_bias_dropout.py).
+    ``bias_dropout_add`` (megatron/core/fusions/fused_bias_dropout.py), or the next norm's
+    (``framework.residual_norms``).
 
     Parameters
     ----------
@@ -257,15 +271,17 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
     e, h, drops = s.element_size, s.model.hidden, s.model.dropout
     size = s.sharded_tokens * h
     mask = MASK_BYTES if drops else 0
+    adds = _adds_in_norms(s)
+    forward: list[Task] = []
     if s.plan.framework.fused:
-        forward: list[Task] = [elementwise(name, (e + 2 * s.stream_size + mask) * size)]
+        forward += [] if adds else [elementwise(name, (e + 2 * s.stream_size + mask) * size)]
     else:
-        bias_kernel = bias and (s.grid.tp > 1 or s.plan.framework.bias_kernels)
-        forward = [added_bias(s, name, size)] if bias_kernel else []
+        if bias and (s.grid.tp > 1 or s.plan.framework.bias_kernels):
+            forward.append(added_bias(s, name, size))
         if drops:
             forward += dropout_kernels(s, f"{name} dropout", size)
         stream = FP32 if widened(s, "norm") else e
-        forward.append(elementwise(name, (e + 2 * stream) * size))
+        forward += [] if adds else [elementwise(name, (e + 2 * stream) * size)]
     # Without dropout both ways take the gradient as it is; a fused kernel casts it.
     backward: list[Task] = [elementwise(f"{name} backward", (2 * e + mask) * size)] if drops else []
     if widened(s, "norm") and not s.plan.framework.fused:
