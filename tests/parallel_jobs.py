@@ -80,10 +80,12 @@ class Job:
         """The generated step on so many nodes."""
         return generated(self.text, self.batch, nodes, self.folder)
 
-    def grown(self, replicas: int, cluster: str = "dgx-h100") -> Extrapolated:
+    def grown(
+        self, replicas: int, cluster: str = "dgx-h100", buckets: str | None = None
+    ) -> Extrapolated:
         """The recorded step with so many replicas."""
         return extrapolate_parallel(
-            self.job, MPI.COMM_SELF, dp=replicas, cluster=find_cluster(cluster)
+            self.job, MPI.COMM_SELF, dp=replicas, cluster=find_cluster(cluster), buckets=buckets
         )
 
 

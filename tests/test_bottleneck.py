@@ -260,6 +260,17 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert last["better"] is None
 
 
+def test_amd_has_words_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--cluster", "mi300x-8gpu", "--nodes", "2", "--size", "1M:32M:32"]
+    assert main(["comm", "all_reduce", *asked]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "GPU port (xGMI)" in out
+    assert "bounds the time with RCCL's choice held." in out
+    assert "1048576 B: RCCL's tuner takes tree ll." in out
+    assert "NVLink" not in out
+    assert " NCCL's" not in out
+
+
 @pytest.mark.parametrize("gigabytes", [1, 4])
 def test_one_nvlink_one_speed(gigabytes: int) -> None:
     """DGX B200 and B300, GB200 and GB300 have the same links: eight of them agree."""

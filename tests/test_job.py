@@ -288,6 +288,8 @@ def test_the_table_is_kept_and_says_nothing_of_the_step() -> None:
     assert deserialize(serialize(with_job), "x").job == with_job.job
     with pytest.raises(InputError, match=r"unknown key 'stps' in \[job\] \(did you mean 'steps'"):
         read(text + "[job]\nstps = 10\n", "x.toml")
+    with pytest.raises(InputError, match=r"'mtbf' in \[job\]; allowed: tokens, .*failure_rate"):
+        read(text + "[job]\nmtbf = 10\n", "x.toml")
 
 
 def test_energy_of_what_waits_by_hand() -> None:

@@ -102,6 +102,13 @@ def test_a_bad_file_is_named(written: Path, damage: Callable[[Path], None], said
     assert "\n" not in str(caught.value)
 
 
+def test_a_missing_file_has_a_near_one(written: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"rum\.h5: there is no such file \(did you mean 'run\.h5'"
+    ):
+        mpisim.open_results(written.with_name("rum.h5"))
+
+
 def test_files_without_parts_are_read(written: Path) -> None:
     changed(written, lambda f: f.__delitem__("parts"))
     with mpisim.open_results(written) as results:

@@ -25,7 +25,7 @@ from mpisim.kernels.scaled import GPU_SCALES, rated_gpu, scaled_gpu
 from mpisim.prediction.execution import execute
 from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared import prepare
-from mpisim.prediction.quantities import NAMES
+from mpisim.prediction.quantities import NAMES, name_of
 from mpisim.prediction.sensitivities import _PathParts, path_sensitivities
 from mpisim.program import Operation, ProgramBuilder
 from mpisim.report.tornado import render_tornado
@@ -160,6 +160,18 @@ def test_every_key_of_the_table_scales_something() -> None:
     for key in keys:
         changed = scaled_gpu(gpu, {key: 2.0}) != gpu, scaled_cluster(cluster, {key: 2.0}) != cluster
         assert changed == (key in GPU_SCALES, key in LINK_SCALES), key
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "called"),
+    [
+        ("link_bandwidth", "mi300x-8gpu", "xGMI bandwidth"),
+        ("link_bandwidth", "dgx-h100", "NVLink bandwidth"),
+        ("nic_bandwidth", "mi300x-8gpu", "NIC bandwidth"),
+    ],
+)
+def test_links_are_called_as_the_maker_does(name: str, cluster: str, called: str) -> None:
+    assert name_of(name, find_cluster(cluster)) == called
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -21,6 +21,7 @@ __all__ = [
     "decode_text",
     "is_full",
     "is_refused",
+    "neighbour",
     "read_text",
     "rename_into_place",
     "write_json",
@@ -51,13 +52,13 @@ def read_text(path: str | Path) -> str:
     try:
         contents = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        near = _neighbour(Path(path)) if isinstance(error, FileNotFoundError) else ""
+        near = neighbour(Path(path)) if isinstance(error, FileNotFoundError) else ""
         raise InputError(f"{path}: cannot be read: {reason(error)}{near}") from error
     return decode_text(contents, path)
 
 
-def _neighbour(path: Path) -> str:
-    """Name a file of nearly the same name beside one that is missing, for a message."""
+def neighbour(path: Path) -> str:
+    """Path of a missing file → hint that names the nearest beside it; empty if none is near."""
     try:
         beside = [each.stem for each in path.parent.iterdir() if each.suffix == path.suffix]
     except (OSError, ValueError):

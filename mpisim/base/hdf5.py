@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from .errors import InputError, nearest
-from .files import reason, write_whole
+from .files import neighbour, reason, write_whole
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -120,8 +120,9 @@ def open_file(path: str | Path, format: str, version: int) -> Iterator[File]:
     """
     try:
         if not Path(path).is_file():
-            what = "is not a file" if Path(path).exists() else "there is no such file"
-            raise InputError(what)
+            if Path(path).exists():
+                raise InputError("is not a file")
+            raise InputError(f"there is no such file{neighbour(Path(path))}")
         # Through a file of Python's: HDF5 itself locks files, which fails on some shared folders,
         # and opens none that this process has open already in another way.
         with open(path, "rb") as bare, _hdf5(bare, format) as file:

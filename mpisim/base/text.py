@@ -16,6 +16,7 @@ __all__ = [
     "aligned",
     "apportioned",
     "duration",
+    "error_bar",
     "in_words",
     "markdown_table",
     "one_line",
@@ -274,6 +275,17 @@ def percentage(share: float, digits: int = 0, *, signed: bool = False) -> str:
     ('44.5 %', '+1.90 %')
     """
     return f"{100 * share:{'+' if signed else ''}.{digits}f} %"
+
+
+def error_bar(error: float) -> str:
+    """Show a relative error, one standard deviation, with two digits.
+
+    Examples
+    --------
+    >>> error_bar(0.0812), error_bar(0.2), error_bar(1.138)
+    ('± 8.1 %', '± 20 %', '± 110 %')
+    """
+    return f"± {float(f'{100 * error:.2g}'):g} %"
 
 
 def quantity(value: float, unit: str, base: int = 1000) -> str:

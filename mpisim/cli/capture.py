@@ -283,8 +283,10 @@ def _script(command: list[str]) -> tuple[str, tuple[str, ...], bool]:
         )
     from pathlib import Path
 
+    from ..base.files import neighbour
+
     if not Path(words[0]).is_file():
-        raise InputError(f"{words[0]}: there is no such script")
+        raise InputError(f"{words[0]}: there is no such script{neighbour(Path(words[0]))}")
     return words[0], tuple(words[1:]), False
 
 

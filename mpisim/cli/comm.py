@@ -16,7 +16,7 @@ from .comm_arguments import (
     settings_of,
     sizes_of,
 )
-from .comm_table import NOTE, TYPES, Line, better_object, notes, table
+from .comm_table import TYPES, Line, better_object, note, notes, table
 from .output import add_file_options, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
@@ -146,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks is not None:
         used = len({member // cluster.gpus_per_node for member in members})
         where = f"{ranks} GPUs on {used} node{'s' if used > 1 else ''} of {cluster.title}"
+    library = _library(network)
     why: list[str] = []
     if args.why:
         if network is None:
@@ -158,8 +159,8 @@ def run(args: argparse.Namespace) -> int:
                 "",
                 *table(sizes, lines, factor, args.type),
                 "",
-                NOTE,
-                *notes(sizes, lines),
+                note(library),
+                *notes(sizes, lines, library),
                 *why,
             ]
         )
@@ -215,7 +216,8 @@ def _why(
         f"{found.latency * us:.2f} us{way}, then {found.link_rate / 1e9:.2f} GB/s"
     )
     if found.link_rate < found.nccl_rate and network.nccl is not None:
-        yield f"  where no link limited it NCCL would reach {found.nccl_rate / 1e9:.2f} GB/s"
+        rate = f"{found.nccl_rate / 1e9:.2f} GB/s"
+        yield f"  where no link limited it {_library(network)} would reach {rate}"
     if found.limit == PROTOCOL:
         yield "  protocol: so many channels of this protocol move no more; faster links do not help"
     if found.cut is not None:
@@ -266,6 +268,12 @@ def _flows(
         write_json(args.json, head | flow_object(found), overwrite=args.overwrite)
     print(f"{operation.name.lower()} of {size} B among {len(members)} GPUs: ", end="")
     print("\n".join(flow_lines(found)))
+
+
+def _library(network: NcclNetwork | None) -> str:
+    """Return the name of the library whose choices a network has; AMD's GPUs have RCCL."""
+    nccl = None if network is None else network.nccl
+    return "RCCL" if nccl is not None and nccl.system.rccl else "NCCL"
 
 
 def _nccl(

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from ..topo.nccl import Choice
 
-__all__ = ["NOTE", "TYPES", "Line", "better_object", "notes", "table"]
-
-NOTE = """\
-Size: the full buffer, as nccl-tests counts it. algbw: size over time; busbw: algbw times what each
-GPU sends over its link in a ring per byte. ±: one standard deviation of the time. limit: what
-bounds the time with NCCL's choice held."""
+__all__ = ["TYPES", "Line", "better_object", "note", "notes", "table"]
 
 TYPES = {
     "int8": 1,
@@ -69,8 +64,16 @@ def better_object(line: Line) -> dict[str, object] | None:
     }
 
 
-def notes(sizes: list[int], lines: list[Line]) -> list[str]:
-    """Sizes and what each takes → notes on ranges where NCCL's tuner misses the fastest algorithm.
+def note(library: str) -> str:
+    """Name of the library, ``"NCCL"`` or ``"RCCL"`` → what the columns of the table mean."""
+    return f"""\
+Size: the full buffer, as nccl-tests counts it. algbw: size over time; busbw: algbw times what each
+GPU sends over its link in a ring per byte. ±: one standard deviation of the time. limit: what
+bounds the time with {library}'s choice held."""
+
+
+def notes(sizes: list[int], lines: list[Line], library: str) -> list[str]:
+    """Sizes and what each takes → notes on ranges where the tuner misses the fastest algorithm.
 
     Parameters
     ----------
@@ -78,6 +81,8 @@ def notes(sizes: list[int], lines: list[Line]) -> list[str]:
         In bytes, ascending.
     lines : list of Line
         Of each size.
+    library : str
+        Whose tuner it is: ``"NCCL"`` or ``"RCCL"``.
     """
     notes = []
     for settings, run in groupby(zip(sizes, lines), key=lambda row: _change(row[1])):
@@ -92,7 +97,7 @@ def notes(sizes: list[int], lines: list[Line]) -> list[str]:
         _, size, line, choice, seconds = min(gains, key=lambda gain: gain[0])
         first, last = rows[0][0], rows[-1][0]
         notes += [
-            f"{first} B" + (f" to {last} B" if last > first else "") + ": NCCL's tuner takes "
+            f"{first} B" + (f" to {last} B" if last > first else "") + f": {library}'s tuner takes "
             f"{line.algorithm} {line.protocol}. By this model {choice.algorithm} {choice.protocol}",
             f"({settings[1]}) takes {seconds * 1e6:.2f} us at {size} B, "
             f"in place of {line.seconds * 1e6:.2f}.",

@@ -75,6 +75,7 @@ SETTABLE = ("data", "network", "scale", "overlap", "variation")
 """Tables whose keys ``--set`` takes; other options stand for those of the others."""
 OF_SEVERAL = (
     *("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "pp", "schedule", "vpp"),
+    "megatron_buckets",
     "layout",
 )
 """Options of traces of several ranks alone."""

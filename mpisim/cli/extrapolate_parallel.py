@@ -54,6 +54,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "chunks of each stage of the interleaved schedule (default: as recorded, else 2)",
     },
+    "--megatron-buckets": {
+        "choices": ("fp32", "bf16"),
+        "help": "reduce gradients in the buckets that Megatron-LM cuts for the new number of "
+        "replicas, larger ones from 40 on: the format in which it reduces them (default: the "
+        "recorded buckets)",
+    },
     "--layout": {
         "metavar": "AXES",
         "default": "",
@@ -103,6 +109,7 @@ def run_parallel(args: argparse.Namespace) -> int:
         args.schedule,
         args.vpp,
         args.calibration,
+        args.megatron_buckets,
     )
     with progress(comm, "working out what depends on what"):
         found = origin.grown(comm)

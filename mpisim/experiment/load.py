@@ -318,7 +318,7 @@ def experiment_of(
         for key in TIME_KEYS:  # without a unit, which the message about them asks for
             if type(of_job.get(key)) in (int, float):
                 of_job[key] = f"{of_job[key]}"
-        job = build(JobChoice, of_job, source, JOB, "docs/job.md explains them")
+        job = build(JobChoice, of_job, source, JOB)
     return Experiment(
         model=model,
         title=title,

@@ -49,9 +49,10 @@ Traces of several ranks have a parallel plan already, and grow along its axes:
 `parallel_replicas`, `parallel_growth`
     The ranks of a job with more or fewer data-parallel replicas; its program, also on another
     network.
-`parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_overlap`, `parallel_slowest`
-    The optimizer's shares, sharded or not; more micro-batches; slowdown by what runs beside; the
-    slowest of more GPUs.
+`parallel_shards`, `parallel_optimizer`, `parallel_buckets`, `parallel_rounds`, `parallel_overlap`,
+`parallel_slowest`
+    The optimizer's shares, sharded or not; larger buckets; more micro-batches; slowdown by what
+    runs beside; the slowest of more GPUs.
 `parallel_order`, `parallel_recorded`, `parallel_passes`, `parallel_partition`
     Passes and layers of a recorded pipeline; which stage of another number of them runs which.
 `parallel_copies`, `parallel_rank_rows`, `parallel_stages`

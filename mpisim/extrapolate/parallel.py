@@ -29,6 +29,7 @@ from ..replay.error import differences
 from ..results.step_times import step_of_job
 from .parallel_answer import Extrapolated
 from .parallel_axes import parse_layout
+from .parallel_buckets import with_megatron_buckets
 from .parallel_changes import Changes, check_changes
 from .parallel_growth import Grown, grow
 from .parallel_optimizer import with_distributed_optimizer
@@ -66,6 +67,7 @@ def extrapolate_parallel(
     stages: int | None = None,
     schedule: str | None = None,
     chunks: int | None = None,
+    buckets: str | None = None,
     calibration: str | None = None,
 ) -> Extrapolated:
     """Write a recorded job of several ranks at another scale. **Collective.**
@@ -98,6 +100,9 @@ def extrapolate_parallel(
         Of each pipeline: ``1f1b``, ``gpipe`` or ``interleaved``; by default as recorded.
     chunks : int, optional
         Of each stage of an interleaved schedule; by default as recorded.
+    buckets : str, optional
+        Gradients are reduced in this format, ``fp32`` or ``bf16``, in the buckets that Megatron-LM
+        cuts for the new replicas; by default in those recorded.
     calibration : str, optional
         File of ``mpisim calibrate collectives`` for `cluster`; by default what comes along. It
         does not hold of a `traced_cluster` that is another.
@@ -119,6 +124,7 @@ def extrapolate_parallel(
                 stages=stages,
                 schedule=schedule,
                 chunks=chunks,
+                buckets=buckets,
                 calibration=calibration,
             ),
         )
@@ -129,7 +135,7 @@ def extrapolate_parallel(
     recorded = _step(whole, comm, None)
     wanted = _Changed(
         *(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches),
-        *(stages, schedule, chunks, calibration),
+        *(stages, schedule, chunks, buckets, calibration),
     )
     run = _run_of(job, whole, wanted, gpu, comm)
     if run is None:
@@ -293,6 +299,7 @@ class _Changed:
     stages: int | None
     schedule: str | None
     chunks: int | None
+    buckets: str | None
     calibration: str | None
 
     def network(self, cluster: Cluster, ranks: int) -> NcclNetwork:
@@ -341,8 +348,11 @@ class _Changed:
                 chunks=self.chunks,
             )
             said += [how] if how else []
+        merged = ""
+        if self.buckets is not None:
+            program, merged = with_megatron_buckets(program, structure, replicas, self.buckets)
         same = self.traced in (None, cluster)
-        if replicas == size and same and not (missing or changed or said):
+        if replicas == size and same and not (missing or changed or said or merged):
             return None
         world = math.prod(axis.size for axis in structure.axes)
         old = self.network(self.traced or cluster, world)
@@ -356,6 +366,7 @@ class _Changed:
             slowest=slowest.factor,
             assumptions=tuple(said),
             samples=samples,
+            buckets=merged or found.buckets,
         )
 
 
@@ -425,7 +436,7 @@ def _assumptions(grown: Grown) -> list[str]:
         "each replica computes what a recorded one did: as many samples, in the same kernels; "
         "recorded replicas are copied in turn, with their differences",
         "full buffers of collectives keep their sizes, but for stages that have other layers: "
-        "gradients are reduced in the same buckets",
+        f"{grown.buckets}",
     ]
     if grown.repriced:
         found.append(
@@ -471,6 +482,6 @@ def _kernel_assumptions(
 def _not_modelled() -> list[str]:
     return [
         "communications that kernels slow down otherwise than recorded",
-        "buckets that frameworks cut otherwise for more ranks (Megatron-LM from 40 replicas on), "
-        "padding of single parameters",
+        "buckets that frameworks cut otherwise for more ranks (Megatron-LM from 40 replicas on, "
+        "without --megatron-buckets), padding of single parameters",
     ]

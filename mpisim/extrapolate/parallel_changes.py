@@ -29,6 +29,9 @@ class Changes(TypedDict, total=False):
     distributed_optimizer : bool or None
     schedule : str or None
         A name of `mpisim.schedules`.
+    buckets : str or None
+        Gradients are reduced in this format, ``fp32`` or ``bf16``, in Megatron-LM's buckets for the
+        new replicas.
     calibration : str or None
         A file of NCCL's calibrated constants.
     """
@@ -40,6 +43,7 @@ class Changes(TypedDict, total=False):
     stages: int | None
     schedule: str | None
     chunks: int | None
+    buckets: str | None
     calibration: str | None
 
 
@@ -81,6 +85,7 @@ def check_changes(cluster: Cluster | None, layout: str, changes: Changes) -> Non
         "--pp": changes.get("stages"),
         "--schedule": changes.get("schedule"),
         "--vpp": changes.get("chunks"),
+        "--megatron-buckets": changes.get("buckets"),
         "--calibration": changes.get("calibration"),
     }
     given = next((name for name, value in on_a_network.items() if value is not None), None)

@@ -78,6 +78,8 @@ class Grown:
     waited : tuple of (float, float)
         Seconds of the communications with ranks that have no file, in the recorded rank where they
         took longest: as recorded, waiting included, and as priced.
+    buckets : str
+        In which gradients are reduced.
     """
 
     program: Program
@@ -90,6 +92,7 @@ class Grown:
     samples: float = 1.0
     slowest: Quantity | None = None
     waited: tuple[float, float] = (0.0, 0.0)
+    buckets: str = "gradients are reduced in the same buckets"
 
 
 def grow(

@@ -33,7 +33,7 @@ class GrownOrigin:
         Names, or files, absolute in texts.
     calibration : str, optional
         A file, absolute in texts.
-    dp, micro_batches, stages, layout, distributed_optimizer, schedule, chunks
+    dp, micro_batches, stages, layout, distributed_optimizer, schedule, chunks, buckets
         See `extrapolate_parallel`.
     """
 
@@ -49,6 +49,7 @@ class GrownOrigin:
     schedule: str | None = None
     chunks: int | None = None
     calibration: str | None = None
+    buckets: str | None = None
 
     @property
     def text(self) -> str:
@@ -104,6 +105,7 @@ class GrownOrigin:
                 "stages": self.stages,
                 "schedule": self.schedule,
                 "chunks": self.chunks,
+                "buckets": self.buckets,
                 "calibration": self.calibration,
             }
             check_changes(clusters[0], self.layout, changes)  # before the files are read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..base.text import duration, one_line
+from ..base.text import duration, error_bar, one_line
 from ..results import Results
 
 __all__ = ["error_text", "headline_of", "statements_of", "subtitle_of", "title_of"]
@@ -70,7 +70,7 @@ def subtitle_of(results: Results) -> str:
 def error_text(results: Results) -> str:
     """Return the error bar of a result, as ``± 8.1 %``; empty if it has none."""
     error = results.attributes.get("uncertainty")
-    return f"± {100 * error:.2g} %" if isinstance(error, float) else ""
+    return error_bar(error) if isinstance(error, float) else ""
 
 
 def headline_of(results: Results) -> dict[str, Any]:

@@ -183,7 +183,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     **dict.fromkeys(("plan.sp", "plan.overlap.tp", "plan.overlap.dgrad"), _tensor),
     **dict.fromkeys(("plan.recompute", "framework.kernels"), _transformer),
     "plan.precision.autocast": _autocast,
-    **dict.fromkeys(("framework.persistent_norms", "framework.residual_norms"), _fused_norms),
+    "framework.persistent_norms": _fused_norms,
     "framework.attention": _fused_attention,
     "framework.separate_projections": _whole_layers,
     "framework.fused_qkv": _separate_projections,

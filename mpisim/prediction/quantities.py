@@ -19,6 +19,7 @@ __all__ = [
     "SPEEDS",
     "has_fast_links",
     "key_of",
+    "name_of",
     "values_now",
     "why_not",
 ]
@@ -43,6 +44,14 @@ NAMES = {
     "micro_batch": "micro-batch size",
 }
 """What reports call each quantity, in the order of its part of the machine."""
+
+
+def name_of(name: str, cluster: Cluster | None) -> str:
+    """Return what reports on a cluster call a quantity: AMD's GPUs have xGMI for NVLink."""
+    node = cluster.node if cluster is not None else None
+    if name == "link_bandwidth" and node is not None and node.kind == "xgmi-mesh":
+        return "xGMI bandwidth"
+    return NAMES[name]
 
 
 def key_of(name: str) -> str:

@@ -34,7 +34,7 @@ from ..topo.alpha_beta import AlphaBeta
 from ..topo.network import WEIGHT_ONE
 from .path_shares import PathShares
 from .prepared import PreparedExperiment
-from .quantities import NAMES, SPEEDS, has_fast_links, key_of, values_now
+from .quantities import NAMES, SPEEDS, has_fast_links, key_of, name_of, values_now
 
 if TYPE_CHECKING:
     from ..overlap import OverlapSummary
@@ -80,7 +80,7 @@ def path_sensitivities(
     found = {name: parts.get(name, 0.0) / step for name in now if name not in ("memory",)}
     names = sorted(found, key=lambda name: (-abs(found[name]), order[name]))
     return Sensitivities(
-        tuple(NAMES[name] for name in names),
+        tuple(name_of(name, prepared.cluster) for name in names),
         tuple(key_of(name) for name in names),
         tuple(now[name] for name in names),
         np.array([found[name] for name in names], np.float64),

@@ -504,6 +504,7 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.wrap_layers": plan.zero == 3,
         "framework.end_units": plan.zero == 3,
         "framework.loss_chunks": plan.zero == 3 and transformer,
+        "framework.loss_gradient": isinstance(model, Transformer) and _one_loss(model, plan),
         "framework.fused_norms": transformer,
         "framework.prefetch": plan.zero == 3 or staged,
         "framework.fsdp_pipeline": staged,
@@ -523,6 +524,14 @@ def _unaligned(model: Transformer, plan: Plan) -> bool:
     widths = (model.head, model.value_head, model.seq_len, model.decoder_seq_len or 0)
     odd = any(2 * width % MATRIX_UNIT_LOAD for width in widths)
     return plan.framework.kernels == "eager" and plan.weight_format != "fp32" and odd
+
+
+def _one_loss(model: Transformer, plan: Plan) -> bool:
+    """Whether the loss is a fused cross-entropy over a whole vocabulary."""
+    framework = plan.framework
+    whole = model.family != "vit" and not model.cutoffs and plan.tp == 1
+    other = framework.eager_loss or framework.compiled_loss
+    return whole and framework.fuses_loss and not other
 
 
 def format_value(value: object) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.frozen import frozen
-from ..base.text import WIDTH, TimeUnit, aligned, duration, one_line, shortened, unit_for
+from ..base.text import WIDTH, TimeUnit, aligned, duration, error_bar, one_line, shortened, unit_for
 from ..base.text import apportioned as apportioned_to
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..results import Results
@@ -277,7 +277,7 @@ def render_comparison(found: Comparison, titles: tuple[str, str], top: int = 10)
 
 
 def _step(ps: int, error: float | None) -> str:
-    return duration(ps) + (f" ± {100 * error:.2g} %" if error else "")
+    return duration(ps) + (f" {error_bar(error)}" if error else "")
 
 
 def verdict_of(found: Comparison) -> str:

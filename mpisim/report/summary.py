@@ -18,6 +18,7 @@ from ..base.text import (
     apportioned,
     counted,
     duration,
+    error_bar,
     one_line,
     percent,
     quantity,
@@ -120,7 +121,7 @@ def _head(results: Results, drawing: Drawing, *, cost: bool = True) -> list[str]
     attributes = results.attributes
     step, error = duration(results.step_time_ps), attributes.get("uncertainty")
     if isinstance(error, float) and error > 0:  # a replay has none
-        step += f"  ± {100 * error:.2g} %{_interval(results.step_time_ps, error)}"
+        step += f"  {error_bar(error)}{_interval(results.step_time_ps, error)}"
     facts = [("step time", step), *recorded_facts(results)]
     facts += [
         (key, one_line(str(value)))

@@ -17,6 +17,7 @@ from ..base.text import (
     apportioned,
     counted,
     duration,
+    error_bar,
     one_line,
     percent,
     percentage,
@@ -108,7 +109,7 @@ def _head(results: Results) -> list[str]:
     sampled = sampled_facts(attributes)
     step = duration(results.step_time_ps)
     if isinstance(error, float):
-        step += f"  ± {100 * error:.2g} %"
+        step += f"  {error_bar(error)}"
     n_rows = sum(results.ranks["rows"].tolist())
     ranks = f"{results.n_ranks:,} on {counted(results.n_processes, 'process', 'processes')}, "
     if results.n_classes < results.n_ranks:

@@ -9,12 +9,13 @@
 
 A series are rows that differ in the number of data-parallel replicas alone. Its smallest step is
 generated with the row's own framework, written as a trace (of one GPU, or of a job's first replica,
-which all others equal), and extrapolated to the other rows' scales. What is compared is the factor
-t(N) / t(smallest), in which the kernels' times cancel: measured over measured, extrapolated over
-the trace's own step; and whether the measured one lies in the interval stated, 9 of 10 of which
-should hold it. With ``--data`` an extrapolation from one GPU has the row's ``[data]``, for one GPU
-and for more. Series are spread over ``--processes``. ``--csv`` writes every factor to a file,
-``--check`` compares a file's factors with those of now. The error bars `several_gpus` in
+which all others equal), and extrapolated to the other rows' scales, with the buckets that
+Megatron-LM cuts there if it cut those of the trace. What is compared is the factor t(N) /
+t(smallest), in which the kernels' times cancel: measured over measured, extrapolated over the
+trace's own step; and whether the measured one lies in the interval stated, 9 of 10 of which should
+hold it. With ``--data`` an extrapolation from one GPU has the row's ``[data]``, for one GPU and for
+more. Series are spread over ``--processes``. ``--csv`` writes every factor to a file, ``--check``
+compares a file's factors with those of now. The error bars `several_gpus` in
 data/extrapolation.toml are no less than the root mean square of the errors in
 data/validation/factors.csv from one GPU, of PyTorch's jobs and of others.
 """
@@ -46,6 +47,7 @@ from mpisim.experiment import Plan, ProgramExperiment
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate import Target, extrapolate, read_step
 from mpisim.extrapolate.parallel import extrapolate_parallel
+from mpisim.kernels.operations import BYTES
 from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.prediction.prepared_program import prepare_captured
 from mpisim.replay import read_job
@@ -213,9 +215,13 @@ def from_one_gpu(rows: Sequence[Mapped], folder: Path, *, images: bool) -> list[
 
 
 def layout_of(base: PreparedExperiment) -> str:
-    """Return the axes of a job with context parallelism, whose ring looks like a pipeline."""
+    """Return the axes of a job whose ring looks like a pipeline.
+
+    That is context parallelism's, or without a pipeline that of tensor-parallel products which
+    overlap with their messages.
+    """
     plan = base.experiment.plan
-    if plan.cp == 1:
+    if plan.cp == 1 and not (plan.tp > 1 and plan.overlap.tp and plan.pp == 1):
         return ""
     world = base.program.n_ranks
     axes = {"tp": plan.tp, "cp": plan.cp, "dp": world // (plan.tp * plan.cp * plan.pp)}
@@ -231,6 +237,19 @@ def first_replica(base: PreparedExperiment) -> frozenset[int]:
     """
     first = base.workload.layout.grid.groups("dp")[:, : together(base.experiment.plan)]
     return frozenset(first.ravel().tolist())
+
+
+def buckets_of(plan: Plan) -> str | None:
+    """Return how a job's buckets change with its replicas, as of `extrapolate_parallel`.
+
+    Those of Megatron-LM do, unless the row names their size. Chunks of interleaved schedules, and
+    the two levels of shared optimizers, cannot be told apart in traces.
+    """
+    framework = plan.framework
+    grows = framework.dp_style == "megatron" and framework.bucket is None and plan.overlap.dp
+    if not grows or plan.vpp > 1 or plan.zero_group is not None:
+        return None
+    return "fp32" if BYTES[plan.precision.gradients] == BYTES["fp32"] else "bf16"
 
 
 def together(plan: Plan) -> int:
@@ -269,7 +288,7 @@ def from_a_job(rows: Sequence[Mapped], folder: Path, *, most: int) -> list[Grown
         added=lambda _i, rank: Added(step=0, around=operators_around(base, rank)),
     )
     job = read_job([folder], MPI.COMM_SELF, keep_calls=True, allow_missing=True)
-    layout = layout_of(base)
+    layout, buckets = layout_of(base), buckets_of(base.experiment.plan)
     cluster = find_cluster(preset_of(rows[0]))
     found = []
     replicas: int | None = None
@@ -281,7 +300,9 @@ def from_a_job(rows: Sequence[Mapped], folder: Path, *, most: int) -> list[Grown
         else:
             times = row_gpus(each) / row_gpus(rows[0])
             dp = round(replicas * times)
-            grown = extrapolate_parallel(job, MPI.COMM_SELF, dp=dp, cluster=cluster, layout=layout)
+            grown = extrapolate_parallel(
+                job, MPI.COMM_SELF, dp=dp, cluster=cluster, layout=layout, buckets=buckets
+            )
         found.append(Grown(grown.step, grown.uncertainty))
     return found
 

@@ -10,14 +10,26 @@ from dataclasses import replace
 
 from mpisim.base.kinds import Operation
 
+from .constants import AMD
 from .model import Nccl
 from .shape import Shape
 
-__all__ = ["BOTTLENECKS", "LATENCY", "NIC", "PCIE", "PORT", "PROTOCOL", "bottleneck_of"]
+__all__ = [
+    "BOTTLENECKS",
+    "LATENCY",
+    "NIC",
+    "PCIE",
+    "PORT",
+    "PROTOCOL",
+    "XGMI_PORT",
+    "bottleneck_of",
+]
 
 LATENCY = "latency"
 
 PORT = "GPU port (NVLink)"
+
+XGMI_PORT = "GPU port (xGMI)"
 
 PCIE = "PCIe"
 
@@ -27,7 +39,7 @@ SOCKETS = "CPU sockets"
 
 PROTOCOL = "protocol"
 
-BOTTLENECKS = (LATENCY, PORT, PCIE, NIC, SOCKETS, PROTOCOL)
+BOTTLENECKS = (LATENCY, PORT, XGMI_PORT, PCIE, NIC, SOCKETS, PROTOCOL)
 """All that `bottleneck_of` may answer. A GPU's port is that of its fast links, xGMI with AMD's."""
 
 _PART_OF = {
@@ -85,5 +97,5 @@ def bottleneck_of(nccl: Nccl, operation: Operation, bytes: int, shape: Shape) ->
                 changes[part] = abs(other.seconds(operation, bytes, shape) - time)
         part = max(changes, key=changes.__getitem__)
         if changes[part] > MIN_EFFECT * RELATIVE_CHANGE * flowing:
-            return part
+            return XGMI_PORT if part == PORT and nccl.system.arch == AMD else part
     return PROTOCOL
