@@ -74,6 +74,39 @@ def test_rows_are_sorted_by_the_bits_that_they_have(rows: int, passes: int) -> N
     assert variants.count("sort_passes") == passes
 
 
+# Of 256 x 256 x 64: eight bits are a pass, sixteen two, 22 three. Dimensions before indices count
+# (PyTorch's largestIndex(self_) / sliceSize), those behind them do not.
+@pytest.mark.parametrize(
+    ("given", "passes"),
+    [
+        (("indices",), 1),
+        (("indices", None), 1),
+        (("indices", None, None), 1),
+        ((None, "indices"), 2),
+        (("indices", "indices"), 2),
+        ((None, None, "indices"), 3),
+        (("indices", None, "indices"), 2),
+        (("mask",), 2),
+        (("mask", "indices"), 3),
+    ],
+)
+def test_a_sort_orders_the_bits_of_what_is_indexed(
+    given: tuple[str | None, ...], passes: int
+) -> None:
+    table = TensorSpec("float32", (256, 256, 64))
+    named = {
+        "indices": TensorSpec("int64", (50_000,)),
+        "mask": TensorSpec("bool", (256, 256)),
+        None: None,
+    }
+    values = TensorSpec("float32", (50_000, 64))
+    call = OperatorCall(
+        "aten::index_put_", (table, tuple(named[each] for each in given), values, True), (table,)
+    )
+    variants = [getattr(each, "variant", None) for each in kernels_of(call).kernels]
+    assert variants.count("sort_passes") == passes
+
+
 def test_a_column_waits_for_the_one_before_it() -> None:
     matrix = TensorSpec("float32", (512, 64))
     factor, both = 512 * 64 * 4, OperatorCall("aten::linalg_qr", (matrix, "reduced"))
@@ -97,16 +130,17 @@ def _without_steps(kernel: Elementwise) -> object:
 
 
 # torch.linalg.qr in fp32: github:pytorch/pytorch pull request 173788 (H100), and
-# github:flagos-ai/FlagGems pull request 5586 (its GPU is not named). No constant is fitted to it.
+# github:flagos-ai/FlagGems pull request 5586 (its GPU is not named). No constant is fitted to it,
+# but the steps a column were counted with it at hand. Two more of its rows are known to be outside
+# (docs/operators.md): 128 x 32, -42 %, and 4,096 x 4,096, -56 %.
 @pytest.mark.parametrize(
-    ("shape", "measured", "error"),
-    [((128, 32), 189.0, 0.45), ((64, 64), 205.3, 0.2), ((512, 64), 258.8, 0.2),
-     ((256, 256), 759.4, 0.2), ((512, 512), 1844.3, 0.1)],
-)  # fmt: skip
-def test_qr_beside_published_times(shape: tuple[int, int], measured: float, error: float) -> None:
+    ("shape", "measured"),
+    [((64, 64), 205.3), ((512, 64), 258.8), ((256, 256), 759.4), ((512, 512), 1844.3)],
+)
+def test_qr_is_off_by_no_more_than_a_step_is(shape: tuple[int, int], measured: float) -> None:
     call = OperatorCall("aten::linalg_qr", (TensorSpec("float32", shape), "reduced"))
     found = OperatorPricing(find_gpu("h100-sxm")).price(kernels_of(call)).duration / 1e6
-    assert found == pytest.approx(measured, rel=error)
+    assert found == pytest.approx(measured, rel=quantity("factorization_step").error)
 
 
 def test_copies_of_sums_are_one_number() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from ..kernels.operations import Copy, Elementwise, Kernel
-from .call import OperatorCall, TensorSpec
+from .call import Argument, OperatorCall, TensorSpec
 from .streams import stream
 from .tensors import (
     all_tensors,
@@ -109,12 +109,31 @@ def index_put(call: OperatorCall) -> Kernels | None:
         found = tuple(kernel for each in masks for kernel in _selected(each, chosen))
     write = stream(3 * moved + 8 * chosen, indexed=values.elements)
     if number(call, 3, 0) and values.shape:
-        # Rows are sorted by no more bits than the last of them has (index_put_with_sort_kernel of
-        # aten/src/ATen/native/cuda/Indexing.cu).
-        given = call.inputs[1]
-        places = math.prod(to.shape[: len(given) if isinstance(given, tuple) else 1])
-        return (*found, *sort_kernels(chosen, 8, 8, max(1, (places - 1).bit_length())), *write)
+        bits = max(1, (_places(to, call.inputs[1]) - 1).bit_length())
+        return (*found, *sort_kernels(chosen, 8, 8, bits), *write)
     return (*found, *write)
+
+
+def _places(to: TensorSpec, given: Argument) -> int:
+    """Tensor, its indices → places that PyTorch counts, whose bits a sort of the indices orders.
+
+    All places of the slices that no index divides: dimensions before indices that lie together
+    count as if they were indexed, and those between indices that do not are moved behind these
+    (index_put_with_sort_kernel of aten/src/ATen/native/cuda/Indexing.cu: ``largestIndex(self_) /
+    sliceSize``). A mask stands for as many dimensions as it has.
+    """
+    indexed: list[bool] = []
+    for each in given if isinstance(given, tuple) else (given,):
+        if not isinstance(each, TensorSpec):
+            indexed.append(False)
+        else:
+            indexed += [True] * (len(each.shape) if each.dtype in _MASKS else 1)
+    if True not in indexed:
+        return to.shape[0] if to.shape else 1
+    first, end = indexed.index(True), len(indexed) - indexed[::-1].index(True)
+    if all(indexed[first:end]):
+        return math.prod(to.shape[:end])
+    return math.prod(size for size, chosen in zip(to.shape, indexed) if chosen)
 
 
 def nonzero(call: OperatorCall) -> Kernels | None:
