@@ -20,9 +20,10 @@ GB/s read on an A100 and 293 on an H100. Kernels that pool rows load vectors and
 Where FBGEMM pools rows of several tables at once (``outputs`` given), a warp has an output: it
 loads its offsets, its indices and then one row after another, which adds to ``issue``
 
-    max(1, outputs / (`pooled_output_warps` of the warps that the GPU holds)) × (2 + lookups / outputs) × step
+    max(1, outputs / warps at once) × (2 + lookups / outputs) × step
 
-(split_embedding_codegen_forward kernels of github:pytorch/FBGEMM).
+(split_embedding_codegen_forward kernels of github:pytorch/FBGEMM); `pooled_output_warps` of the
+warps that the GPU holds are at work at once.
 
 Of lookups in several tables (`EmbeddingTables`), whose widths and skew may differ, the description
 brings the rows that miss in caches of several sizes, and the formula reads off those for
