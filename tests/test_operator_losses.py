@@ -74,35 +74,26 @@ def test_rows_are_sorted_by_the_bits_that_they_have(rows: int, passes: int) -> N
     assert variants.count("sort_passes") == passes
 
 
-# Of 256 x 256 x 64: eight bits are a pass, sixteen two, 22 three. Dimensions before indices count
-# (PyTorch's largestIndex(self_) / sliceSize), those behind them do not.
+INDICES, MASK = TensorSpec("int64", (50_000,)), TensorSpec("bool", (200, 10_000))
+
+
+# Slices have the dimensions behind the last that is indexed, so numbers of rows also those before.
 @pytest.mark.parametrize(
     ("given", "passes"),
     [
-        (("indices",), 1),
-        (("indices", None), 1),
-        (("indices", None, None), 1),
-        ((None, "indices"), 2),
-        (("indices", "indices"), 2),
-        ((None, None, "indices"), 3),
-        (("indices", None, "indices"), 2),
-        (("mask",), 2),
-        (("mask", "indices"), 3),
+        ((INDICES, None), 1),  # 200: 8 bits
+        ((None, INDICES), 3),  # 200 × 10,000: 21 bits
+        ((MASK,), 3),
+        ((INDICES, INDICES), 3),
+        ((INDICES, None, INDICES), 2),  # 200 × 300, brought to the front: 16 bits
+        ((None, None, INDICES), 4),  # 600,000,000: 30 bits
     ],
 )
-def test_a_sort_orders_the_bits_of_what_is_indexed(
-    given: tuple[str | None, ...], passes: int
+def test_numbers_of_rows_have_the_bits_of_what_is_indexed(
+    given: tuple[TensorSpec | None, ...], passes: int
 ) -> None:
-    table = TensorSpec("float32", (256, 256, 64))
-    named = {
-        "indices": TensorSpec("int64", (50_000,)),
-        "mask": TensorSpec("bool", (256, 256)),
-        None: None,
-    }
-    values = TensorSpec("float32", (50_000, 64))
-    call = OperatorCall(
-        "aten::index_put_", (table, tuple(named[each] for each in given), values, True), (table,)
-    )
+    table, values = TensorSpec("float32", (200, 10_000, 300)), TensorSpec("float32", (50_000, 300))
+    call = OperatorCall("aten::index_put_", (table, given, values, True), (table,))
     variants = [getattr(each, "variant", None) for each in kernels_of(call).kernels]
     assert variants.count("sort_passes") == passes
 
