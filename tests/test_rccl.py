@@ -177,14 +177,30 @@ class TestTime:
         found = choice(system("mi300x-8gpu", (2, 22)), 1, 128)
         assert found.seconds(128) == pytest.approx(23.2 * US, rel=0.01)
 
+    # "github file index id 53128622314" (AMD cluster guide), RCCL 2.27.7: sizes picked with all 23
+    # of the curve at hand, among those within 10 %; the next test has others.
     @pytest.mark.parametrize(
         ("bytes", "measured"),
         [(4 * KiB, 46.9), (64 * KiB, 50.0), (256 * KiB, 60.2), (1 * MiB, 69.0), (4 * MiB, 88.6)],
     )
     def test_16_gpus_of_gfx950_by_the_tables_alone(self, bytes: int, measured: float) -> None:
-        # "github file index id 53128622314" (AMD cluster guide), RCCL 2.27.7.
         found = choice(system("mi355x-8gpu", (2, 27)), 2, bytes)
         assert found.seconds(bytes) == pytest.approx(measured * US, rel=0.1)
+
+    # The same curve, by the tables alone too. 32 and 64 MiB, +46 and +34 %, are where the tables
+    # leave LL128: a known miss (docs/collectives.md).
+    @pytest.mark.parametrize(
+        ("bytes", "measured"),
+        [
+            *((16, 37.35), (256, 38.51), (1 * KiB, 42.14), (16 * KiB, 46.65), (512 * KiB, 62.27)),
+            *((2 * MiB, 76.38), (8 * MiB, 110.24), (16 * MiB, 177.14), (32 * MiB, 262.18)),
+            *((64 * MiB, 439.32), (128 * MiB, 860.65), (256 * MiB, 1355.74), (1 * GiB, 5302.0)),
+            (16 * GiB, 83456.7),
+        ],
+    )
+    def test_the_rest_of_that_curve_is_too_long(self, bytes: int, measured: float) -> None:
+        found = choice(system("mi355x-8gpu", (2, 27)), 2, bytes).seconds(bytes)
+        assert 0.9 * measured * US < found < 1.5 * measured * US
 
     def test_trees_leave_ll_no_later_than_it_pays(self) -> None:
         # AMD's limits, fitted on AMD's machines: LL128 from 1 MiB on, of two nodes of MI300X.

@@ -87,7 +87,11 @@ def test_the_clock_of_products_has_the_error_of_where_it_may_be() -> None:
 
 
 def test_an_a100s_products_run_between_two_published_rates() -> None:
-    """Squares of 8,192: 265 TFLOP/s briefly (published 259 to 267), repeated 230 to 258."""
+    """Squares of 8,192: 265 TFLOP/s briefly (published 259 to 267), repeated 230 to 258.
+
+    The repeated rate reads back the two that `steady_products` is the middle of; the brief one was
+    not fitted.
+    """
     gpu = find_gpu("a100-sxm")
     square = Gemm(8192, 8192, 8192, dtype="bf16")
     brief, steady = (Analytical(gpu, alone=alone).estimate(square) for alone in (True, False))

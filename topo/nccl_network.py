@@ -333,10 +333,10 @@ class NcclNetwork:
         if self.nccl is None:
             return None
         choices = self.choices(operation, bytes, group)
-        named = [each for each in choices if each[0].settings] or choices
-        fastest = min(named, key=lambda each: each[1].duration)
-        clearly = self.nccl.clearly_slower(choices[0][1].duration, fastest[1].duration)
-        return fastest if clearly else None
+        found = self.nccl.better_of(
+            [choice for choice, _ in choices], [price.duration for _, price in choices]
+        )
+        return None if found is None else choices[found]
 
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
         """Return the bottleneck of a communication that has the network to itself.

@@ -20,9 +20,10 @@ GB/s read on an A100 and 293 on an H100. Kernels that pool rows load vectors and
 Where FBGEMM pools rows of several tables at once (``outputs`` given), a warp has an output: it
 loads its offsets, its indices and then one row after another, which adds to ``issue``
 
-    max(1, outputs / (3/4 of the warps that the GPU holds)) × (2 + lookups / outputs) × step
+    max(1, outputs / warps at once) × (2 + lookups / outputs) × step
 
-(split_embedding_codegen_forward kernels of github:pytorch/FBGEMM).
+(split_embedding_codegen_forward kernels of github:pytorch/FBGEMM); `pooled_output_warps` of the
+warps that the GPU holds are at work at once.
 
 Of lookups in several tables (`EmbeddingTables`), whose widths and skew may differ, the description
 brings the rows that miss in caches of several sizes, and the formula reads off those for
@@ -82,6 +83,7 @@ CONSTANTS = (
 CACHED_SHARE = number("cached_rows_share")
 STEP = number("reduction_step")
 JOIN = number("reduction_join")
+OUTPUT_WARPS = number("pooled_output_warps")
 
 WARP_LOADS, RUN_LOADS = 2, 6
 """Loads one after another of a warp beside its rows, as counted in FBGEMM's code: of an output its
@@ -89,9 +91,6 @@ offsets and its indices; of a run its place, its first lookup, its table, its lo
 row and its state lie (fbgemm_gpu/codegen/training/backward of github:pytorch/FBGEMM at 0172dcc1,
 embedding_backward_split_kernel_warp_template.cu: ``sorted_linear_indices_run``, ``sorted_infos``,
 ``hash_size_cumsum``, then ``compute_grad_sum`` and the update of the table)."""
-OUTPUT_WARPS = 0.75
-"""Share of the warps of a multiprocessor that pool outputs: 38 registers a thread in blocks of 512,
-as recorded on an A100, leave room for three of four blocks."""
 LONG_RUN = 32
 """Equal indices from which on a block adds them up: ``max_segment_length_per_warp`` of
 embedding_backward_split_host_template.cpp in the same folder. ROCm's 64 is left out."""

@@ -6,21 +6,20 @@ import itertools
 from collections.abc import Iterable
 
 from ..base.errors import TraceError
+from ..base.presets import packaged
+from ..base.quantity import Quantity
+from ..base.schema import build
 from ..traces import KinetoTrace, Source
 from ..traces.gradients import EVALUATE, is_backward
 from ..traces.host import is_communication_kernel
 from ..traces.kineto import KERNEL
+from .li_scaling import FILE
 from .passes import ACCUMULATE, Passes, of_engine
 
 __all__ = ["check_end", "check_whole", "nodes_without_forward"]
 
 _MAX_UNPAIRED_SHARE = 0.02
 """Share of kernels or launches whose partner may be missing."""
-
-_MAX_HOLES = 0.1
-"""Share of operators behind whose number some are left out. PyTorch numbers operators in turn, and
-what is not in a file (annotations, operators of other threads) makes holes behind 0 to 4 % of them
-in the traces of docs/replay.md; half of the operators left out make holes behind half."""
 
 _LAUNCHES = (
     *("cudaLaunchKernel", "cuLaunchKernel"),
@@ -101,12 +100,17 @@ def _check_numbers(trace: KinetoTrace) -> None:
         }
     )
     holes = sum(after - before > 1 for before, after in itertools.pairwise(numbers))
-    if holes > _MAX_HOLES * len(numbers):
+    if holes > _max_holes() * len(numbers):
         raise TraceError(
             f"{trace.path}: behind {holes:,} of {len(numbers):,} operators others are left out (by "
             "their 'External id'): events were dropped, or samples taken; a recording of every "
             "operator of a step is needed"
         )
+
+
+def _max_holes() -> float:
+    """Return the share of operators behind whose number others may be left out."""
+    return build(Quantity, packaged(FILE)["whole"]["holes"], FILE, "whole.holes").si
 
 
 def _check_dropped(trace: KinetoTrace) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 
+from ..kernels.numbers import quantity
 from ..kernels.operations import Elementwise, Kernel
 from .call import OperatorCall, TensorSpec
 from .tensors import tensor, touched
@@ -23,9 +24,10 @@ from .tensors import tensor, touched
 __all__ = ["cholesky", "product_of_reflectors", "qr", "reflectors"]
 
 Kernels = tuple[Kernel, ...]
-_CHOLESKY_STEPS = 1
-_REFLECTOR_STEPS = 3
-_PRODUCT_STEPS = 2
+_CHOLESKY_STEPS, _REFLECTOR_STEPS, _PRODUCT_STEPS = (
+    round(quantity(name).si)
+    for name in ("cholesky_steps", "reflector_steps", "reflector_product_steps")
+)
 
 
 def cholesky(call: OperatorCall) -> Kernels | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ..kernels.numbers import quantity
 from ..kernels.operations import Copy, Elementwise, Kernel
 from .call import OperatorCall, TensorSpec
 from .tensors import (
@@ -61,17 +62,10 @@ Kernels = tuple[Kernel, ...]
 _LONGEST_IN_SHARED = 8192
 """Complex numbers of 8 bytes that a block holds in 64 KiB of shared memory: a longer transform goes
 through memory more than once (D. Tolmachev, "VkFFT", IEEE Access 11, 2023)."""
-_CHECK_LOADS = _PERMUTATION_LOADS = 3
-"""Loads one after another of a warp of FBGEMM's checks of indices, and of their permutation."""
-_POOL_PLACES = 3.5
-"""Instructions for an element of the gradient of max_pool2d, in those of a place that is divided
-out (`index_instructions`). Five divisions by arguments of the kernel, of the element's number by
-the width and of its row and column by the stride for the first and the last window that hold it,
-take some 20 instructions each, three of which run at a quarter of the rate, 145 together; a window
-with two addresses of 64 bits, two loads and a comparison of 64 bits 17; bounds and the store 25:
-187 where windows do not overlap, 208 where 2.25 hold an element (max_pool_backward_nchw, p_start
-and p_end of aten/src/ATen/native/cuda/DilatedMaxPool2d.cu). A first, rougher count of 275 was half
-as long again as VGG-13's on an H100: not blind to that."""
+_CHECK_LOADS = quantity("index_check_loads").si / quantity("index_check_warps").si
+"""Waits of a warp of FBGEMM's checks of indices, in those of warps that fill a multiprocessor."""
+_PERMUTATION_LOADS = quantity("permutation_loads").si
+_POOL_PLACES = quantity("max_pool_places").si
 
 
 def stream(amount: int, *, indexed: int = 0, loads: int = 0) -> Kernels:
@@ -333,24 +327,22 @@ def permuted(call: OperatorCall) -> Kernels | None:
         return None
     size = touched(lengths)
     sums = (*stream(size), *stream(element_bytes(lengths.dtype)), *stream(2 * size))
-    copied = stream(2 * touched(values), loads=_PERMUTATION_LOADS * lengths.elements)
+    copied = stream(2 * touched(values), loads=round(_PERMUTATION_LOADS * lengths.elements))
     return (*stream(2 * size), *sums, *sums, *copied)
 
 
 def index_checks(call: OperatorCall) -> Kernels | None:
     """``bounds_check_indices(rows, indices, offsets, …)`` → reads the indices, a warp a sample.
 
-    The warp of a sample of a table loads the table's rows and where its indices begin, then these,
-    then the last offset (bounds_check_indices_kernel of fbgemm_gpu/codegen,
-    embedding_bounds_check.cu). It needs 57 registers, as recorded on an A100, so that half as many
-    warps are at work as a multiprocessor holds. The warning is cleared first.
+    The warp of a sample of a table waits three times: for the table's rows and both offsets at
+    once, for the indices, for the last offset. Its registers leave room for half as many warps as a
+    multiprocessor holds (`index_check_loads`, `index_check_warps`). The warning is cleared first.
     """
     indices, offsets, warning = tensor(call, 1), tensor(call, 2), tensor(call, 4)
     if indices is None or offsets is None:
         return None
-    waits = stream(
-        touched(indices) + touched(offsets), loads=2 * _CHECK_LOADS * max(0, offsets.elements - 1)
-    )
+    loads = round(_CHECK_LOADS * max(0, offsets.elements - 1))
+    waits = stream(touched(indices) + touched(offsets), loads=loads)
     return (*(() if warning is None else stream(touched(warning))), *waits)
 
 

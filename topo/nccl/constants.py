@@ -171,7 +171,13 @@ def nccl_constants(arch: str, version: tuple[int, ...]) -> NcclConstants:
             "pat": raw["growing"]["pat"] * _US,
             "pat-overlap": raw["growing"]["pat-overlap"],
         },
-        shares={**raw["shares"], **raw["shares"].get(gpu["caps"], {})},
+        shares={
+            **raw["shares"],
+            **{
+                name: _quantity("shares", gpu["caps"], name).si
+                for name in raw["shares"].get(gpu["caps"], ())
+            },
+        },
         multicast=gpu["nvls"],
         inside_speeds=tuple(speed * _GB for speed in speeds["inside"]),
         across_speeds=tuple(speed * _GB for speed in speeds["across"]),

@@ -13,7 +13,7 @@ platform's `Factors` say.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -236,11 +236,29 @@ class Nccl:
             None where the choice is as good as any, or there is none, as for sends.
         """
         every = self.candidates(operation, bytes, shape)
-        # RCCL's own kernels have no variable that chooses among their protocols.
-        named = [each for each in every if each.settings] or every
-        fastest = min(named, key=lambda each: each.seconds(bytes))
-        clearly = self.clearly_slower(every[0].seconds(bytes), fastest.seconds(bytes))
-        return fastest if clearly else None
+        found = self.better_of(every, [each.seconds(bytes) for each in every])
+        return None if found is None else every[found]
+
+    def better_of(self, choices: Sequence[Choice], times: Sequence[float]) -> int | None:
+        """Return the place of the fastest pair that variables name, where the first is slower.
+
+        RCCL's own kernels have no variable that chooses among their protocols.
+
+        Parameters
+        ----------
+        choices : sequence of Choice
+            NCCL's own first.
+        times : sequence of float
+            Of each, in one unit.
+
+        Returns
+        -------
+        int or None
+            None where the first is not clearly slower (`clearly_slower`).
+        """
+        named = [i for i, each in enumerate(choices) if each.settings] or range(len(choices))
+        fastest = min(named, key=times.__getitem__)
+        return fastest if self.clearly_slower(times[0], times[fastest]) else None
 
     def clearly_slower(self, time: float, fastest: float) -> bool:
         """Say whether a time is longer than another by more than ``better.margin``.

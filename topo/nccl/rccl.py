@@ -123,7 +123,8 @@ class RcclConstants:
         By operation: bytes of a rank's part up to which LL runs on one node.
     two_shot : TwoShot, optional
     pipeline : mapping
-        What pipelines lose: ``[pipeline]``.
+        What pipelines lose: ``spread`` by algorithm, ``growth``, ``eager``, as ``[pipeline]`` of
+        ``data/nccl.toml`` has them.
     """
 
     believed: Latencies
@@ -176,10 +177,12 @@ def rccl_constants(arch: str, version: tuple[int, ...]) -> RcclConstants:
     hop = {link: _seconds(each) for link, each in tuning["hop"].items()}
     believed = Latencies(_seconds(raw["base"]), hop, nccl.post, nccl.growing)
     crossing = hop["network"]
-    ring = tuple(map(min, crossing["ring"], crossing["tree"]))
+    ring = list(crossing["ring"])
+    if "times" in tuning:
+        ring[SIMPLE] = _quantity("tuning", gpu["tuning"], "times", "ring-simple-across").si
     return RcclConstants(
         believed=believed,
-        times=believed._replace(hop={**hop, "network": {**crossing, "ring": ring}}),
+        times=believed._replace(hop={**hop, "network": {**crossing, "ring": tuple(ring)}}),
         shares=(tuning["share"]["few"], tuning["share"]["many"]),
         correction={name: np.array(each) for name, each in tuning["correction"].items()},
         links=gpu["links"] * _GB,
@@ -192,7 +195,11 @@ def rccl_constants(arch: str, version: tuple[int, ...]) -> RcclConstants:
             _operation(name): most for name, most in raw["ranges-inside"].get(arch, {}).items()
         },
         two_shot=_two_shot(raw["two-shot"], arch, version),
-        pipeline=raw["pipeline"],
+        pipeline={
+            "spread": {"tree": (_quantity("pipeline", "tree-spread").si,) * 3},
+            "growth": (_quantity("pipeline", "growth").si,) * 3,
+            "eager": raw["pipeline"]["eager"],
+        },
     )
 
 
@@ -316,7 +323,7 @@ def _two_shot(table: Mapping[str, Any], arch: str, version: tuple[int, ...]) -> 
     if arch not in table["arch"] or not since(table["since"]) <= version < since(table["until"]):
         return None
     ranges = {LL: tuple(table["ll"]), SIMPLE: tuple(table["simple"])}
-    share = build(Quantity, table["share"], FILE, "two-shot.share").si
+    share = _quantity("two-shot", "share").si
     return TwoShot(table["ranks"], ranges, share, table["channels"])
 
 
@@ -329,6 +336,14 @@ def _ranges(
             entry = in_version(history, version)
             found[_operation(name)] = (tuple(entry["ll"]), tuple(entry["ll128"]))
     return found
+
+
+def _quantity(*keys: str) -> Quantity:
+    """Keys in ``data/rccl.toml``, one inside the other → the number that stands there."""
+    found: Any = packaged(FILE)
+    for key in keys:
+        found = found[key]
+    return build(Quantity, found, FILE, ".".join(keys))
 
 
 def _operation(name: str) -> Operation:
