@@ -74,6 +74,30 @@ def test_rows_are_sorted_by_the_bits_that_they_have(rows: int, passes: int) -> N
     assert variants.count("sort_passes") == passes
 
 
+INDICES, MASK = TensorSpec("int64", (50_000,)), TensorSpec("bool", (200, 10_000))
+
+
+# Slices have the dimensions behind the last that is indexed, so numbers of rows also those before.
+@pytest.mark.parametrize(
+    ("given", "passes"),
+    [
+        ((INDICES, None), 1),  # 200: 8 bits
+        ((None, INDICES), 3),  # 200 × 10,000: 21 bits
+        ((MASK,), 3),
+        ((INDICES, INDICES), 3),
+        ((INDICES, None, INDICES), 2),  # 200 × 300, brought to the front: 16 bits
+        ((None, None, INDICES), 4),  # 600,000,000: 30 bits
+    ],
+)
+def test_numbers_of_rows_have_the_bits_of_what_is_indexed(
+    given: tuple[TensorSpec | None, ...], passes: int
+) -> None:
+    table, values = TensorSpec("float32", (200, 10_000, 300)), TensorSpec("float32", (50_000, 300))
+    call = OperatorCall("aten::index_put_", (table, given, values, True), (table,))
+    variants = [getattr(each, "variant", None) for each in kernels_of(call).kernels]
+    assert variants.count("sort_passes") == passes
+
+
 def test_a_column_waits_for_the_one_before_it() -> None:
     matrix = TensorSpec("float32", (512, 64))
     factor, both = 512 * 64 * 4, OperatorCall("aten::linalg_qr", (matrix, "reduced"))

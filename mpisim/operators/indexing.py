@@ -6,6 +6,7 @@ Their time is that of the bytes they touch, in as many kernels as PyTorch and CU
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ..kernels.operations import Copy, Elementwise, Kernel
 from .call import OperatorCall, TensorSpec
@@ -109,12 +110,29 @@ def index_put(call: OperatorCall) -> Kernels | None:
         found = tuple(kernel for each in masks for kernel in _selected(each, chosen))
     write = stream(3 * moved + 8 * chosen, indexed=values.elements)
     if number(call, 3, 0) and values.shape:
-        # Rows are sorted by no more bits than the last of them has (index_put_with_sort_kernel of
-        # aten/src/ATen/native/cuda/Indexing.cu).
-        given = call.inputs[1]
-        places = math.prod(to.shape[: len(given) if isinstance(given, tuple) else 1])
-        return (*found, *sort_kernels(chosen, 8, 8, max(1, (places - 1).bit_length())), *write)
+        bits = max(1, (_places(to.shape, call.inputs[1]) - 1).bit_length())
+        return (*found, *sort_kernels(chosen, 8, 8, bits), *write)
     return (*found, *write)
+
+
+def _places(shape: tuple[int, ...], indices: Any) -> int:
+    """Shape and indices, some None → slices that numbers of rows are sorted among.
+
+    Numbers have no more bits than that of the last slice. A slice has the dimensions behind those
+    that are indexed; where others lie between these, all others (`makeLinearIndex` and
+    ``index_put_with_sort_kernel`` of aten/src/ATen/native/cuda/Indexing.cu, `hasContiguousSubspace`
+    and `expandTensors` of IndexingUtils.h there). A mask indexes as many as it has.
+    """
+    indexed: list[bool] = []
+    for each in indices if isinstance(indices, tuple) else (indices,):
+        mask = isinstance(each, TensorSpec) and each.dtype in _MASKS
+        indexed += [each is not None] * (len(each.shape) if mask else 1)
+    if True not in indexed:
+        return math.prod(shape)
+    first, behind = indexed.index(True), len(indexed) - indexed[::-1].index(True)
+    if all(indexed[first:behind]):
+        return math.prod(shape[:behind])
+    return math.prod(size for size, each in zip(shape, indexed) if each)
 
 
 def nonzero(call: OperatorCall) -> Kernels | None:
