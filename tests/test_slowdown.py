@@ -76,6 +76,16 @@ def test_attention_has_tiles() -> None:
         assert analytical.stretch_of([kernel])(24).tolist() == [10 / 8]
 
 
+def test_factors_kept_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few kernels with many numbers of multiprocessors occupied, too."""
+    monkeypatch.setattr("mpisim.kernels.analytical.model.MAX_CACHED_KERNELS", 10)
+    analytical = Analytical(find_gpu("h100-sxm"))
+    for occupied in range(100):
+        fresh = Analytical(find_gpu("h100-sxm")).stretch_of(KERNELS[2:3])(occupied)
+        assert analytical.stretch_of(KERNELS[2:3])(occupied).tolist() == fresh.tolist()
+        assert sum(map(len, analytical._stretches.values())) <= 12
+
+
 def test_by_hand_memory() -> None:
     """A kernel all of memory, by the roofline: 4e8 bytes on an H100."""
     found = model("h100-sxm", (Elementwise(400_000_000),), roofline=True)

@@ -118,6 +118,7 @@ class Analytical:
         self._estimates: dict[Kernel, Estimate] = {}
         self._divisions: dict[Kernel, tuple[float, float]] = {}
         self._stretches: dict[Kernel, dict[int, float]] = {}  # by what is occupied
+        self._n_stretches = 0
         self._numbers: dict[str, Quantity] = {}
 
     @property
@@ -169,6 +170,7 @@ class Analytical:
         found = copy(self)
         found._gpu, found._parameters = gpu, self._parameters.rescaled(gpu)
         found._estimates, found._divisions, found._stretches, found._numbers = {}, {}, {}, {}
+        found._n_stretches = 0
         return found  # which constants serve does not depend on factors
 
     def estimate_many(self, formula: str, columns: Mapping[str, Any]) -> np.ndarray:
@@ -266,8 +268,9 @@ class Analytical:
         callable
             Multiprocessors that communications hold → ndarray of float64, shape (k,).
         """
-        if len(self._stretches) > MAX_CACHED_KERNELS:
+        if max(self._n_stretches, len(self._stretches)) > MAX_CACHED_KERNELS:
             self._stretches.clear()
+            self._n_stretches = 0
         known = [self._stretches.setdefault(each, {}) for each in kernels]
 
         def stretches(occupied: int) -> np.ndarray:
@@ -278,6 +281,7 @@ class Analytical:
                 for batch in _batches(missing):
                     for each, longer in zip(batch, self._stretched(batch, occupied)):
                         of_kernel[each][occupied] = longer
+                    self._n_stretches += len(batch)
                 found = [each[occupied] for each in known]
             return np.array(found, float)
 
