@@ -112,9 +112,9 @@ def zb_h2(size: PipelineSize) -> tuple[Order, ...]:
     """Size → order of each stage: 1F1B, twice the forwards ahead, gradients of weights put off.
 
     ZB-H2 (ibid., 2.2). Stage s starts with so many forwards that its first backward's gradient is
-    there when they are done, and falls 2s micro-batches behind with its gradients of weights, which fill its time after
-    the last backward: twice of what ZB-H1 does of both. Where forward, backward and gradients of
-    weights take equally long, no stage waits between its first and its last action.
+    there when they are done, and falls 2s micro-batches behind with its gradients of weights, which
+    fill its time after the last backward: twice of what ZB-H1 does of both. Where forward, backward
+    and gradients of weights take equally long, no stage waits between its first and last action.
     """
     return _zero_bubble(size, 2)
 
