@@ -59,6 +59,7 @@ LONGEST = {
             "test_experiments_data.py",
             "test_search_traces.py",
             "test_search_spaces.py",
+            "test_search_exact.py",
             "test_search_interrupted.py",
             "test_search_exhaustive.py",
             "test_search.py",

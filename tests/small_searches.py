@@ -70,3 +70,21 @@ def toml_lines(tables: dict[str, Any]) -> str:
     for name, table in tables.items():
         lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]
     return "\n".join(lines)
+
+
+SEARCH = """
+[model]
+preset = "llama-3-8b"
+layers = 8
+[plan]
+global_batch = 32
+[cluster]
+preset = "dgx-h100"
+nodes = 1
+[search]
+top = 3
+[search.vary]
+plan.tp = [1, 2, 4]
+plan.pp = { powers_of_two = [1, 4] }
+"""
+"""A file with a search of nine candidates."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from captures import alone, captured, flops, needs_torch, operators_in, script, sent, written
 
+from mpisim.base.errors import InputError
 from mpisim.base.kinds import Phase
 from mpisim.capture.recording import ItemKind
 
@@ -85,6 +86,76 @@ def test_operators_of_a_program_are_what_their_function_runs(tmp_path: Path) -> 
     assert names["own::outside"] == 1  # its function cannot be run
     assert not names["own::scaled"]
     assert names["aten::div"] == 1
+
+
+RUN_ONCE = """
+import torch
+
+calls = []
+
+@torch.library.custom_op("own::counted", mutates_args=("seen",))
+def counted(x: torch.Tensor, weight: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    seen.add_(1)
+    calls.append(len(calls))
+    y = torch.mm(x, weight)
+    y.sum().item()
+    return y
+
+@counted.register_fake
+def _(x, weight, seen):
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+@torch.library.custom_op("own::looks_up", mutates_args=())
+def looks_up(x: torch.Tensor) -> torch.Tensor:
+    y = torch.mm(x, x)
+    if x.dtype is torch.float16 or x.shape[0] == 32:
+        {}["address"]
+    return y
+
+@looks_up.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+layer = torch.nn.Linear(64, 64, bias=False).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+seen, weight = torch.zeros(1), torch.randn(64, 64, device="cuda")
+for step in range(3):
+    layer(torch.randn(8, 64, device="cuda")).sum().backward()
+    with torch.no_grad():
+        counted(torch.randn(16, 64, device="cuda"), weight, seen)
+        assert len(calls) == seen.item() == step + 1
+        looks_up(torch.randn(128, 128, device="cuda"))
+        looks_up(torch.randn(128, 128, device="cuda", dtype=torch.float16))
+        if step == 1:
+            peak = torch.cuda.max_memory_allocated()
+            looks_up(torch.randn(32, 32, device="cuda"))
+            assert torch.cuda.max_memory_allocated() == peak
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_functions_of_operators_run_once_and_leave_nothing_where_they_fail(tmp_path: Path) -> None:
+    found = captured(tmp_path, RUN_ONCE, steps=2)
+    names = operators_in(found)
+    assert names["own::counted"] == 0
+    # With 16-bit numbers, and of 32 rows, it fails behind its product: in the second step all of
+    # its calls are whole.
+    assert names["own::looks_up"] == 2 + 1 + 1
+    of_each_step = 2 * 8 * 64 * 64 + 16 * 64 * 64
+    assert flops(found)["gemm"] == 2 * (2 * of_each_step + 128**3)
+    reads = [item for item in found.items if item.kind is ItemKind.HOST_WAIT]
+    assert len(reads) == 2
+
+
+ASKS = OPERATORS.replace(
+    'raise RuntimeError("an extension that reads memory")', "return x[x.sum(1) > 0].mean() * x"
+)
+
+
+def test_what_functions_of_operators_ask_for_is_asked_of_the_user(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"rows that a mask selects .* --value train\.py:\d+=ROWS"):
+        captured(tmp_path, ASKS)
 
 
 SCALES = """

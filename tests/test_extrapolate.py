@@ -30,7 +30,7 @@ from mpisim.formats import triosim_program
 from mpisim.kernels import find_gpu
 from mpisim.kernels.counted import COUNTED, PricedShares
 from mpisim.prediction.prepared_program import prepare_captured
-from mpisim.program import Kind, Operation
+from mpisim.program import Kind, Operation, Phase
 
 VGG13 = 133_047_848
 """Parameters of torchvision's VGG-13."""
@@ -269,6 +269,19 @@ def test_stages_are_threads_of_one_process(kineto: TracedStep) -> None:
     for wrong in ({"pp": 4, "pipeline.schedule": "1f1b"}, {"pp": 2, "vpp": 2}, {"tp": 2}):
         with pytest.raises(InputError, match="--threads"):
             grown(kineto, wrong, threads=True)
+
+
+def test_threads_keep_the_activations_of_the_last_micro_batch(kineto: TracedStep) -> None:
+    """``checkpoint="except_last"`` of ``Pipe``; stages in processes compute all of them again."""
+    keys = {"pp": 2, "micro_batch": kineto.batch // 4, "recompute": "full"}
+    for threads, computed in ((True, {0, 1, 2}), (False, {0, 1, 2, 3})):
+        found = grown(kineto, keys, threads=threads)
+        for table in found.program.tables:
+            assert table is not None
+            again = (table.phase == Phase.RECOMPUTE) & (table.duration > 0)
+            assert set(table.micro_batch[again].tolist()) == computed
+        told = any("except_last" in line for line in found.assumptions)
+        assert told == threads
 
 
 def test_the_input_is_uploaded(kineto: TracedStep, resnet: Path, tables: TracedStep) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -128,3 +130,27 @@ def test_a_price_rests_on_the_factor_of_its_decade() -> None:
     assert net.shares(Operation.ALL_REDUCE, 10**18, across) == {"network_collectives_1e12": 1.0}
     assert net.shares(Operation.ALL_REDUCE, 1 << 20, alone) == {}
     assert plain.shares(Operation.ALL_REDUCE, 1 << 20, inside) == {}
+
+
+def test_arrays_that_may_change_are_looked_at_again() -> None:
+    """A view that cannot be written to shows what is written to its base."""
+    net, base = network("dgx-h100"), np.arange(16, dtype=np.int32)
+    index, bits = np.array([0, 8]), np.array([1 << Operation.ALL_REDUCE])
+    members = base[:8]
+    for each in (index, bits, members):
+        each.setflags(write=False)
+    assert net.group_classes(index, members, bits)[1][0].shape.nodes == 1
+    base[:8] = np.arange(0, 16, 2)
+    assert net.group_classes(index, members, bits)[1][0].shape.nodes == 2
+
+
+def test_arrays_of_the_last_query_are_not_kept_alive() -> None:
+    net, index, bits = network("dgx-h100"), np.array([0, 8]), np.array([1 << Operation.ALL_REDUCE])
+    members = np.arange(8, dtype=np.int32)
+    for each in (index, bits, members):
+        each.setflags(write=False)
+    found = net.group_classes(index, members, bits)
+    assert net.group_classes(index, members, bits) is found
+    gone = weakref.ref(members)
+    del members, each
+    assert gone() is None

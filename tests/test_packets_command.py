@@ -19,7 +19,7 @@ from mpisim.cli import main
 from mpisim.topo.packets import (
     packet_settings,
 )
-from mpisim.topo.packets.settings import PARAMETER_SETS
+from mpisim.topo.packets.parameters import PARAMETER_SETS
 
 CLUSTER = """\
 title = "8 H100 a node, leaves of 2 NICs of one rail"
@@ -205,6 +205,10 @@ def test_processes_change_nothing(folder: Path, run_mpisim: Callable[..., Any]) 
         ),
         (["--size", "1M", "--set", "hpcc_target=2"], "hpcc_target is 2.0; it must be 0.01 to 1"),
         (["--size", "1M", "--set", "pint_base=1"], "pint_base is 1.0; it must be 1.0001 to 16"),
+        (
+            ["--size", "1M", "--congestion", "hpcc-pint", "--set", "pint_base=1.0001"],
+            "pint_base is 1.0001 and pint_unit 0.00195312: codes go to 124,773; they must be below",
+        ),
         (["--size", "1M", "--set", "timely_high=0"], "timely_high is 0 s; it must be above 0"),
         (["--size", "1M", "--set", "timeout=2000 s"], "timeout is 2,000"),
         (["--size", "1M", "--draws", "2", "-o", "x.h5"], "give them without --draws"),

@@ -242,3 +242,14 @@ def test_relaxation_may_begin_with_any_times(
         setup = dataclasses.replace(first.setup, waited=each)
         found = simulate(program, network=network, critical_path=True, setup=setup)
         assert_equal_runs(found, first)
+
+
+def test_communications_alone_are_left_to_the_network() -> None:
+    """So no other row can have a wire delay, which only rows without a duration may."""
+    table = rings(4).tables[0]
+    assert table is not None
+    for row in np.flatnonzero(~table.is_communication).tolist():
+        duration = table.duration.copy()
+        duration[row] = UNPRICED
+        with pytest.raises(ProgramError, match=f"row {row}: the duration is negative"):
+            table.replace(duration=duration)

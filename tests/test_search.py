@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -466,108 +462,3 @@ def test_bad_tables_are_one_line(search, said):
     assert said in str(caught.value)
     assert str(caught.value).startswith("x.toml: ")
     assert "\n" not in str(caught.value)
-
-
-TOML = """
-[model]
-preset = "llama-3-8b"
-layers = 8
-[plan]
-global_batch = 32
-[cluster]
-preset = "dgx-h100"
-nodes = 1
-[search]
-top = 3
-[search.vary]
-plan.tp = [1, 2, 4]
-plan.pp = { powers_of_two = [1, 4] }
-"""
-
-
-def test_the_command_searches_keeps_and_goes_on(tmp_path, run_mpisim):
-    file = tmp_path / "mine.toml"
-    file.write_text(TOML)
-    store, figures = tmp_path / "s.h5", tmp_path / "s.json"
-    first = run_mpisim(["search", file, "-o", store, "--json", figures])
-    assert first.rc == 0, first.stderr
-    assert "9 candidates\n" in first.stdout
-    found = json.loads(figures.read_text())
-    assert len(found["best"]) == 3
-    assert [each["step_ps"] for each in found["best"]] == sorted(
-        each["step_ps"] for each in found["best"]
-    )
-    said, written = first.stdout.removesuffix("\n").rsplit("\n", 1)
-    assert written == f"{figures} is written"
-    again = run_mpisim(["search", "-o", store, "--resume"])
-    assert (again.rc, again.stdout) == (0, f"{said}\n")
-    told = run_mpisim(["report", store])
-    assert (told.rc, told.stdout) == (0, f"{said}\n")
-    spread = run_mpisim(["search", file], nprocs=2)
-    assert (spread.rc, spread.stdout) == (0, f"{said}\n")
-    assert run_mpisim(["search", file, "-o", store]).rc == 2
-    assert run_mpisim(["run", file]).rc == 0  # the table says nothing of the experiment
-    objectives = ["--objective", "memory", "--objective", "step_time"]
-    varied = run_mpisim(["search", file, "--vary", "plan.zero=0..3..1", *objectives])
-    assert varied.rc == 0, varied.stderr
-    assert "36 candidates" in varied.stdout
-    assert "The front" in varied.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["search"], "what to search is missing"),
-        (["search", "--resume"], "--resume needs the search"),
-        (["search", "FILE", "--vary", "plan.tp"], "--vary plan.tp: not of the form"),
-        (["search", "FILE", "--vary", "plan.tp=x"], "key 'search.vary.plan.tp' is 'x'"),
-        (["search", "FILE", "--objective", "speed"], "search.objectives[0]"),
-        (["search", "FILE", "--top", "0"], "search.top"),
-    ],
-)
-def test_bad_options_are_one_line(tmp_path, arguments, said, call_mpisim):
-    file = tmp_path / "mine.toml"
-    file.write_text(TOML)
-    found = call_mpisim([str(file) if each == "FILE" else each for each in arguments])
-    assert found.rc == 2, found.stderr
-    assert said in found.stderr
-    assert len(found.stderr.strip().splitlines()) == 1
-
-
-def test_stores_that_are_none_are_refused(tmp_path: Path, call_mpisim):
-    bad = tmp_path / "s.h5"
-    bad.write_bytes(b"no")
-    found = call_mpisim(["search", "-o", str(bad), "--resume"])
-    assert found.rc == 2
-    assert str(bad) in found.stderr
-
-
-def test_a_search_that_is_interrupted_while_it_screens_goes_on(
-    tmp_path: Path, call_mpisim: Any, launch_environment: dict[str, str]
-) -> None:
-    """Ctrl-C in a process of its own: what was screened is kept, and the answer is the same."""
-    file, store = tmp_path / "mine.toml", tmp_path / "s.h5"
-    # 14,000 candidates, four rounds of screening; the smallest batches are the fastest.
-    file.write_text(TOML.partition("[search]")[0])
-    vary = ["--vary", "plan.global_batch=1..14000..1", "--top", "1"]
-    words = [sys.executable, "-m", "mpisim", "search", str(file), *vary, "-o", str(store)]
-    with subprocess.Popen(
-        words, env=launch_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while not store.exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, error = process.communicate()
-    assert process.returncode == 128 + signal.SIGINT
-    assert out == ""
-    assert f"go on with: mpisim search -o {store} --resume" in error
-    space, records, said = read_store(store)
-    assert said is None
-    assert 0 < records.count(Status.UNKNOWN) < len(space)
-    told = call_mpisim(["report", store])
-    assert (told.rc, f"{records.count(Status.UNKNOWN):,}" in told.stdout) == (0, True), told.stdout
-    resumed = call_mpisim(["search", "-o", store, "--resume"])
-    whole = call_mpisim(["search", file, *vary])
-    assert (resumed.rc, whole.rc) == (0, 0), resumed.stderr
-    assert resumed.stdout == whole.stdout

@@ -16,10 +16,11 @@ import h5py
 import pytest
 from bad_files import files_limited
 from mpi4py import MPI
+from small_searches import SEARCH
 
 from mpisim.base.toml import toml_value
 from mpisim.search import explore, read_search, read_store, write_store
-from mpisim.search.records import Records
+from mpisim.search.records import Records, Status
 
 TABLES: dict[str, Any] = {
     "model": {"preset": "llama-3-8b", "layers": 4},
@@ -158,3 +159,34 @@ def test_a_store_may_be_read_while_the_search_goes_on(mine: str, tmp_path: Path)
     for file, status in opened:  # each is still the file of its round
         with file:
             assert file["candidates/status"][:].tolist() == status
+
+
+def test_a_search_that_is_interrupted_while_it_screens_goes_on(
+    tmp_path: Path, call_mpisim: Any, launch_environment: dict[str, str]
+) -> None:
+    """Ctrl-C in a process of its own: what was screened is kept, and the answer is the same."""
+    file, store = tmp_path / "mine.toml", tmp_path / "s.h5"
+    # 14,000 candidates, four rounds of screening; the smallest batches are the fastest.
+    file.write_text(SEARCH.partition("[search]")[0])
+    vary = ["--vary", "plan.global_batch=1..14000..1", "--top", "1"]
+    words = [sys.executable, "-m", "mpisim", "search", str(file), *vary, "-o", str(store)]
+    with subprocess.Popen(
+        words, env=launch_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not store.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT
+    assert out == ""
+    assert f"go on with: mpisim search -o {store} --resume" in error
+    space, records, said = read_store(store)
+    assert said is None
+    assert 0 < records.count(Status.UNKNOWN) < len(space)
+    told = call_mpisim(["report", store])
+    assert (told.rc, f"{records.count(Status.UNKNOWN):,}" in told.stdout) == (0, True), told.stdout
+    resumed = call_mpisim(["search", "-o", store, "--resume"])
+    whole = call_mpisim(["search", file, *vary])
+    assert (resumed.rc, whole.rc) == (0, 0), resumed.stderr
+    assert resumed.stdout == whole.stdout

@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
+from mpisim.base.hdf5_data import read_json_text, write_json_text
 from mpisim.cli import main
 from mpisim.cli.search import _begun
 from mpisim.experiment.load import experiment_of
@@ -19,7 +20,7 @@ from mpisim.prediction.extrapolation import step_time
 from mpisim.prediction.hardware import hardware_of
 from mpisim.prediction.memory_fit import verdict
 from mpisim.search import SearchSpace, answer, explore, read_search, read_store, write_store
-from mpisim.search.answer import answer_lines
+from mpisim.search.answer import Answer, answer_lines
 from mpisim.search.budget import budget_of
 from mpisim.search.job import job_of, steps_of
 from mpisim.search.records import Status
@@ -248,6 +249,21 @@ def test_stores_keep_jobs_and_those_of_before_are_read(tmp_path: Path) -> None:
         file.attrs["format_version"] = 2
         for name in ("job_steps", "job_time", "job_usd"):
             del file["candidates"][name]
-    _, again, _ = read_store(tmp_path / "a.h5")
+        for name, key in (
+            ("space", "absolute_source"),
+            ("space", "changes"),
+            ("answer", "front_size"),
+        ):
+            with_all = read_json_text(file, name)
+            del with_all[key]
+            del file[name]
+            write_json_text(file, name, with_all)
+    _, again, said = read_store(tmp_path / "a.h5")
     assert np.array_equal(again.step, records.step)
     assert not again.job_time.any()
+    assert said is not None
+    assert Answer.of_json(said).front_size == len(said["front"])
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file.attrs["format_version"] = 4
+    with pytest.raises(InputError, match="the search kept in it is damaged: 'absolute_source'"):
+        read_store(tmp_path / "a.h5")

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +166,7 @@ class NcclNetwork:
         )
         # The arrays of the last query and its answer: all queries of a run are of the same arrays,
         # which are large where there are many GPUs.
-        self._last: tuple[tuple[NDArray[Any], ...], tuple[Ints, list[Placement]]] | None = None
+        self._last: tuple[tuple[ref[NDArray[Any]], ...], tuple[Ints, list[Placement]]] | None = None
 
     # --- classes of groups ----------------------------------------------------------
 
@@ -178,14 +179,14 @@ class NcclNetwork:
         """
         bits = np.full(len(index) - 1, -1) if operations is None else operations
         asked: tuple[NDArray[Any], ...] = index, members, bits
-        if self._last is not None and all(map(is_, asked, self._last[0])):
+        if self._last is not None and all(map(is_, asked, (each() for each in self._last[0]))):
             return self._last[1]
         found = self._placements.get(
             fingerprint(*asked),
             lambda: place_groups(index, members, bits, self._links, self._patterns),
         )
-        if not any(each.flags.writeable for each in asked):
-            self._last = asked, found
+        if all(map(_stays, asked)):
+            self._last = tuple(map(ref, asked)), found
         return found
 
     def placement(self, members: Sequence[int], operation: Operation | None = None) -> Placement:
@@ -323,7 +324,7 @@ class NcclNetwork:
     def better(
         self, operation: Operation, bytes: int, group: Placement
     ) -> tuple[Choice, Price] | None:
-        """Return the fastest of `choices` where NCCL's own is clearly slower; see `Nccl.better`.
+        """Return the fastest of `choices` where the library's is clearly slower; see `Nccl.better`.
 
         Returns
         -------
@@ -439,3 +440,12 @@ class NcclNetwork:
 
 def _quantity_name(where: str, decade: int) -> str:
     return f"{where}_collectives_1e{decade}"
+
+
+def _stays(array: NDArray[Any]) -> bool:
+    """Return whether nothing can change an array, nor what it is a view of."""
+    while isinstance(array, np.ndarray) and not array.flags.writeable:
+        if array.base is None:
+            return True
+        array = array.base
+    return False

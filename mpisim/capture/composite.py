@@ -13,11 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch._library.custom_ops import OPDEFS
+from torch.utils._pytree import tree_flatten
 
+from ..base.errors import InputError, MpisimError
 from ..operators.table import rule_of
+from .recorder import Recorder
 
-__all__ = ["composite_key", "registered_kernel"]
+__all__ = ["NoShapesError", "RegisteredKernels", "composite_key"]
 
 _TAKEN_APART = {"aten::linear", "aten::matmul", "aten::reshape", "aten::contiguous"}
 """Those that traces are priced by, and whose parts a capture knows better."""
@@ -61,22 +63,87 @@ def composite_key(func: Any) -> Any:
     return next((key for key in tried if has(func.name(), key.name)), None)
 
 
-def registered_kernel(func: Any) -> Callable[..., Any] | None:
-    """Operator → the function that a program has registered for its kernel on the device.
+class NoShapesError(InputError):
+    """An operator of PyTorch gives no shapes without a device."""
+
+
+class RegisteredKernels:
+    """Run operators of a program as the functions of Python that it has registered for them.
 
     Parameters
     ----------
-    func : torch._ops.OpOverload
+    recorder : Recorder
+    mode : TorchDispatchMode
+        Records what the functions call.
+    """
 
-    Returns
-    -------
-    callable or None
-        None for operators of PyTorch, and for what the table of operators knows as a whole.
+    def __init__(self, recorder: Recorder, mode: Any) -> None:
+        self._recorder, self._mode = recorder, mode
+        self._whole: set[tuple[Any, ...]] = set()
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Operator and its arguments → what its function gives, whose operators are recorded.
+
+        A function that reads memory, as an extension does, ends with an error. Then nothing of it
+        stays recorded, and operators with arguments of this kind are whole ones from there on.
+
+        Parameters
+        ----------
+        func : torch._ops.OpOverload
+        args, kwargs
+            Of the call.
+
+        Returns
+        -------
+        object
+            NotImplemented where there is no such function, or it does not run without a device.
+
+        Raises
+        ------
+        MpisimError
+            What a capture refuses, or asks of the user, within the function.
+        """
+        kernel = _registered(func)
+        if kernel is None:
+            return NotImplemented
+        kinds = func._schema.name, *map(_kind, tree_flatten((args, kwargs))[0])
+        if kinds in self._whole:
+            return NotImplemented
+        try:
+            with self._recorder.attempt(), self._mode:
+                return kernel(*args, **kwargs)
+        except NoShapesError:
+            pass
+        except MpisimError:
+            raise
+        except Exception:  # whatever an extension raises
+            pass
+        self._whole.add(kinds)
+        return NotImplemented
+
+
+def _kind(value: Any) -> Any:
+    """Argument → what decides which way a function takes, as far as is known: no sizes."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.device.type, value.dim()
+    return value if isinstance(value, bool | str | torch.dtype) else type(value)
+
+
+def _registered(func: Any) -> Callable[..., Any] | None:
+    """Operator → the function that a program has registered for its kernel on the device.
+
+    None for operators of PyTorch, and for what the table of operators knows as a whole.
     """
     name = func._schema.name
-    definition = OPDEFS.get(name)
+    definition = _definitions().get(name)
     if definition is None or rule_of(name) is not None:
         return None
-    kernels = definition._backend_fns
+    kernels = getattr(definition, "_backend_fns", {})
     found: Callable[..., Any] | None = kernels.get("cuda", kernels.get(None))
     return found
+
+
+def _definitions() -> Any:
+    """Return registered operators by name: PyTorch's own list, which it may call otherwise."""
+    library: Any = getattr(torch, "_library", None)
+    return getattr(getattr(library, "custom_ops", None), "OPDEFS", {})

@@ -21,13 +21,12 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
 from . import sparse, sparse_compressed
 from .attention import PACKED, of_packed
 from .autograd import set_phase
-from .composite import composite_key, registered_kernel
+from .composite import NoShapesError, RegisteredKernels, composite_key
 from .data_dependent import DataDependent, counts_rows
 from .device_memory import DeviceMemory
 from .host_work import LEAST_BYTES, bytes_of, record_operator
@@ -167,7 +166,7 @@ class Dispatch(TorchDispatchMode):
         lifting._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") by way of the CPU
         self._schemas: dict[Any, tuple[bool, bool]] = {}
         self.layers: dict[int, str] = {}
-        self._runs: dict[str, bool] = {}
+        self.registered = RegisteredKernels(recorder, self)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -219,10 +218,9 @@ class Dispatch(TorchDispatchMode):
         if key is not None:
             with self:
                 return func._op_dk(key, *args, **kwargs)
-        kernel = None if name in PACKED else self._kernel_of(func, args, kwargs)
-        if kernel is not None:
-            with self:
-                return kernel(*args, **kwargs)
+        out = NotImplemented if name in PACKED else self.registered.run(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
         out = self._run(func, args, kwargs)
         if name in PACKED:
             func, args = of_packed(func, args, kwargs)
@@ -237,25 +235,6 @@ class Dispatch(TorchDispatchMode):
                 self.data_dependent.list_even(known)
             return out if known is None or short == "copy_" else known
         return out
-
-    def _kernel_of(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the function of Python that an operator is, if it runs without a device.
-
-        It is tried when the operator comes first. One that reads memory, as an extension does, is
-        priced as a whole.
-        """
-        kernel = registered_kernel(func)
-        if kernel is None:
-            return None
-        name = func._schema.name
-        if name not in self._runs:
-            try:
-                with self.unrecorded(), self:
-                    kernel(*args, **kwargs)
-                self._runs[name] = True
-            except (InputError, RuntimeError, TypeError, ValueError, AttributeError):
-                self._runs[name] = False
-        return kernel if self._runs[name] else None
 
     def _is_own(self, tensor: Any) -> bool:
         return is_fake(tensor) and tensor.fake_mode is self.fake
@@ -275,7 +254,7 @@ class Dispatch(TorchDispatchMode):
             try:
                 return func(*args, **kwargs)
             except DynamicOutputShapeException as error:
-                raise InputError(
+                raise NoShapesError(
                     f"{self.recorder.user_line()}: how many results {func._schema.name} has "
                     "depends on values, which a capture does not have"
                 ) from error
@@ -283,7 +262,7 @@ class Dispatch(TorchDispatchMode):
                 if not any(each in str(error) for each in _NO_DEVICE):
                     raise
                 where, name = self.recorder.user_line(), func._schema.name
-                raise InputError(
+                raise NoShapesError(
                     f"{where}: PyTorch has no shapes of what {name} gives without a device, so "
                     "that it cannot be captured"
                 ) from error

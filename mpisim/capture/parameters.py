@@ -20,7 +20,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Put stand-ins in the place of what makes parameters, moves and converts them."""
+    """PyTorch's makers and movers of parameters → stand-ins that keep classes and notes."""
     _install_classes()
     _install_conversions()
 
@@ -41,7 +41,7 @@ def _install_classes() -> None:
 
 
 def _become(parameter: Any, kind: type) -> None:
-    """Give a tensor without memory a class of a program's parameters; PyTorch's stay as they are.
+    """Tensor without memory, class → the tensor, of that class if it is a program's own.
 
     Parameters
     ----------

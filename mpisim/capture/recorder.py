@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from traceback import clear_frames
 from typing import Any
 
 from ..base.kinds import Operation, Phase
@@ -28,6 +29,7 @@ from .recording import (
     Recording,
     StageOutputs,
     Wait,
+    lasting,
 )
 from .user_values import UserValues
 
@@ -284,6 +286,26 @@ class Recorder:
                 by_reducer=self._in_reducer,
             )
         )
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Context of which nothing stays recorded if an error ends it."""
+        items, calls, last = len(self._items), len(self._calls), dict(self._last)
+        pending = {stream: list(waits) for stream, waits in self._pending.items()}
+        lists = Counter(self.values.taken), Counter(self.replaced)
+        allocations, peak = len(self.allocations), self.memory.peak
+        try:
+            yield
+        except Exception as error:
+            clear_frames(error.__traceback__)  # gives back the storages that were taken
+            del self._items[items:]
+            for call in list(self._calls)[calls:]:
+                del self._calls[call]
+            self._last, self._pending = last, pending
+            self.values.taken, self.replaced = lists
+            self.allocations[allocations:] = lasting(self.allocations[allocations:], items)
+            self.memory.peak = max(peak, self.memory.now)
+            raise
 
     @contextmanager
     def reducer(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..operators import OperatorCall, TensorSpec
 
 __all__ = ["ACCUMULATES", "GATHERED", "GRADIENTS", "NO_ORIGIN", "OUTSIDE", "STATES", "WEIGHTS",
            "Allocation", "Completed", "HostWork", "Item", "ItemKind", "Origin", "Recording",
-           "Wait"]  # fmt: skip
+           "Wait", "lasting"]  # fmt: skip
 
 WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer's states"
 """What an optimizer holds, in tables of what holds memory."""
@@ -295,3 +296,18 @@ class Recording:
                 repr((*item[:1], what, *item[2:5], place.get(item.group, -1), *item[6:-1])).encode()
             )
         return found.hexdigest()[:32]
+
+
+def lasting(found: Sequence[Allocation], item: int) -> list[Allocation]:
+    """Allocations → those of storages that stay, or were there before, as of one item.
+
+    Parameters
+    ----------
+    found : sequence of Allocation
+        In their order.
+    item : int
+        Behind which they come.
+    """
+    given_back = {each.storage for each in found if not each.bytes}
+    passing = {each.storage for each in found if each.bytes} & given_back
+    return [each._replace(item=item) for each in found if each.storage not in passing]

@@ -131,6 +131,11 @@ def _of_plan(step: TracedStep, target: Target, plan: Plan) -> Iterator[str]:
             "one interpreter, whose lock the CPU's whole work of the forward pass and of the "
             "optimizer is taken to hold (an upper limit)"
         )
+        if plan.recompute.granularity != "none":
+            yield (
+                "activations of the last micro-batch are not computed again (Pipe's default, "
+                'checkpoint="except_last")'
+            )
     elif target.threads:
         yield (
             "torch.nn.DataParallel: threads share one interpreter, whose lock the CPU's whole work "

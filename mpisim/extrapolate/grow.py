@@ -65,7 +65,7 @@ from .split import Split
 from .step import TracedOperator, TracedStep
 from .target import Target
 from .tensor_parallel import splits_of
-from .threads import SCHEDULE, as_pipe, as_threads, check_threads
+from .threads import SCHEDULE, as_pipe, as_threads, check_threads, last_is_kept
 from .traced_input import (
     check_data,
     input_lines,
@@ -180,6 +180,8 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     if step.sequence:
         added[TOKENS] = str(workload.tokens)
     program = workload.program.replace(attributes={**workload.program.attributes, **added})
+    if target.threads and plan.pp > 1:
+        program = last_is_kept(program)
     return Extrapolated(step, target, workload, program, nodes, assumptions)
 
 

@@ -20,8 +20,9 @@ that have a micro-batch run theirs; the next cycle begins when they have launche
 the interpreter's lock m micro-batches on n stages take the CPU as long as all m × n forward passes
 one after the other, in m + n - 1 cycles: in the mean a stage's forward pass takes
 m × n / (m + n - 1) times as long as alone. The backward pass is that of a pipeline of processes,
-and one optimizer updates the parameters of one stage after the other. Checkpointing is that of the
-plan (``Pipe`` recomputes all micro-batches but the last unless ``checkpoint="never"``).
+and one optimizer updates the parameters of one stage after the other. Activations that the plan
+computes again are those of all micro-batches but the last: ``checkpoint="except_last"``, which is
+the default of ``Pipe``.
 """
 
 from __future__ import annotations
@@ -33,16 +34,19 @@ from typing import Any
 from ..base.errors import InputError
 from ..kernels.operations import BYTES
 from ..kernels.recorded import Recorded
-from ..program import Operation
+from ..program import Operation, Phase, Program
 from ..workloads.data_parallel.frameworks import frameworks
 from ..workloads.operators import Communicate, Compute, Layer, LayerStack, Operator, Task
 from .network import passed_on
 from .step import TracedStep
 
-__all__ = ["SCHEDULE", "as_pipe", "as_threads", "check_threads"]
+__all__ = ["SCHEDULE", "as_pipe", "as_threads", "check_threads", "last_is_kept"]
 
 SCHEDULE = "gpipe"
 """The schedule of a pipeline whose stages are threads."""
+
+_TIMES = ("duration", "host", "launch", "launch_cost", "gap")
+"""Columns of a table."""
 
 
 def check_threads(keys: Mapping[str, Any], source: str) -> None:
@@ -149,6 +153,24 @@ def as_pipe(network: LayerStack, stages: int, micro_batches: int) -> LayerStack:
         return tuple(_by_turns(task, stages) for task in update(share))
 
     return replace(network, layers=layers, optimizer=by_turns)
+
+
+def last_is_kept(program: Program) -> Program:
+    """Pipeline that computes activations again → the same but for the last micro-batch.
+
+    Parameters
+    ----------
+    program : Program
+        With all tables. Rows that would compute those of the last micro-batch again stay, and take
+        no time.
+    """
+    tables = []
+    for table in program.tables:
+        assert table is not None
+        again = table.phase == Phase.RECOMPUTE
+        rows = ~(again & (table.micro_batch == table.micro_batch.max(initial=-1)))
+        tables.append(table.replace(**{name: getattr(table, name) * rows for name in _TIMES}))
+    return program.replace(tables=tuple(tables))
 
 
 def _loss(step: TracedStep) -> int:

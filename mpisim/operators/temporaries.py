@@ -68,7 +68,7 @@ def _sorting(call: OperatorCall) -> int:
 
 
 def _losses(call: OperatorCall) -> int:
-    """Losses of all elements, which a second kernel adds up (Loss.cpp)."""
+    """Call of a loss → bytes of all elements' losses, which a second kernel adds up (Loss.cpp)."""
     both = [each for each in (tensor(call, 0), tensor(call, 1)) if each is not None]
     if len(both) < 2 or not is_reduced(call, 2):
         return 0

@@ -146,7 +146,7 @@ class Communicators:
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest of the members of all, a key for what depends on these alone."""
+        """Members of all → their digest, a key for what depends on these alone."""
         return fingerprint(self.index, self.members)
 
     @cached_property

@@ -16,7 +16,7 @@ __all__ = ["check_interleaved", "gpipe", "interleaved", "one_f_one_b", "zb_h1", 
 
 
 def gpipe(size: PipelineSize) -> tuple[Order, ...]:
-    """All forwards, then all backwards (GPipe, arXiv:1811.06965).
+    """Size → order of each stage: all forwards, then all backwards (GPipe, arXiv:1811.06965).
 
     Backwards come in the order of the forwards, as in ``ScheduleGPipe`` of
     torch.distributed.pipelining. The paper draws them in reverse, which changes neither the time
@@ -28,7 +28,7 @@ def gpipe(size: PipelineSize) -> tuple[Order, ...]:
 
 
 def one_f_one_b(size: PipelineSize) -> tuple[Order, ...]:
-    """One forward, one backward (PipeDream-Flush, arXiv:2006.09503).
+    """Size → order of each stage: one forward, one backward (PipeDream-Flush, arXiv:2006.09503).
 
     As in ``forward_backward_pipelining_without_interleaving`` of Megatron-LM
     (megatron/core/pipeline_parallel/schedules.py): a stage does one forward ahead for each stage
@@ -67,7 +67,9 @@ def check_interleaved(size: PipelineSize) -> None:
 
 
 def interleaved(size: PipelineSize) -> tuple[Order, ...]:
-    """One forward, one backward, over several chunks a stage (arXiv:2104.04473).
+    """Size → order of each stage: one forward, one backward, over several chunks a stage.
+
+    Megatron-LM's interleaved schedule (arXiv:2104.04473).
 
     As in ``forward_backward_pipelining_with_interleaving`` of Megatron-LM
     (megatron/core/pipeline_parallel/schedules.py): a stage takes `group` micro-batches through one
@@ -94,10 +96,11 @@ def interleaved(size: PipelineSize) -> tuple[Order, ...]:
 
 
 def zb_h1(size: PipelineSize) -> tuple[Order, ...]:
-    """1F1B with the gradients of weights put off into the bubbles (ZB-H1, arXiv:2401.10241).
+    """Size → order of each stage: 1F1B, gradients of weights put off into the bubbles (ZB-H1).
 
-    Stage s falls s micro-batches behind with its gradients of weights, so that every stage keeps
-    activations of as many micro-batches, and does the rest when its backwards are done. As in
+    ZB-H1 of arXiv:2401.10241. Stage s falls s micro-batches behind with its gradients of weights,
+    so that every stage keeps activations of as many micro-batches, and does the rest when its
+    backwards are done. As in
     ``ScheduleInterleavedZeroBubble`` of torch.distributed.pipelining with one stage a rank, which
     is the paper's ZB1P. (The quick start of sail-sg/zero-bubble-pipeline-parallelism puts off the
     same work, but does not split backwards where it would follow at once.)
@@ -106,18 +109,18 @@ def zb_h1(size: PipelineSize) -> tuple[Order, ...]:
 
 
 def zb_h2(size: PipelineSize) -> tuple[Order, ...]:
-    """1F1B with twice the forwards ahead, and gradients of weights put off (ZB-H2, ibid., 2.2).
+    """Size → order of each stage: 1F1B, twice the forwards ahead, gradients of weights put off.
 
-    Stage s starts with so many forwards that its first backward's gradient is there when they are
-    done, and falls 2s micro-batches behind with its gradients of weights, which fill its time after
-    the last backward: twice of what ZB-H1 does of both. Where forward, backward and gradients of
-    weights take equally long, no stage waits between its first and its last action.
+    ZB-H2 (ibid., 2.2). Stage s starts with so many forwards that its first backward's gradient is
+    there when they are done, and falls 2s micro-batches behind with its gradients of weights, which
+    fill its time after the last backward: twice of what ZB-H1 does of both. Where forward, backward
+    and gradients of weights take equally long, no stage waits between its first and last action.
     """
     return _zero_bubble(size, 2)
 
 
 def _zero_bubble(size: PipelineSize, ahead: int) -> tuple[Order, ...]:
-    """Forwards and backwards by turns, split, with gradients of weights put off.
+    """Size → order of each stage: split backwards, gradients of weights put off.
 
     Parameters
     ----------
@@ -154,7 +157,7 @@ def _alternate(
     delay: int = 0,
     paired: bool = False,
 ) -> Order:
-    """Warm-up forwards, then by turns a forward and a backward, then the other backwards.
+    """Actions → warm-up forwards, then by turns forwards and backwards, then the other backwards.
 
     Stages share the action objects, of which there are many.
 

@@ -21,7 +21,7 @@ def check_chimera(size: PipelineSize) -> None:
 
 
 def chimera(size: PipelineSize) -> tuple[Order, ...]:
-    """Two pipelines in opposite directions, each one forward, one backward, that fill each other.
+    """Size → order of each stage: two pipelines of one forward, one backward, that fill each other.
 
     Chimera (arXiv:2107.06925, section 3.1), as in ``MyPipeLine`` of Shigangli/Chimera
     (chimera_pipeline_rank.py). A unit is as many micro-batches as there are stages, half of them

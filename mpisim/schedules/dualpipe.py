@@ -1,10 +1,8 @@
 """Orders of DualPipe and DualPipeV: forwards of one chunk overlapped with backwards of the other.
 
-DualPipe runs two pipelines in opposite directions, so that every part of the model is held twice:
-chunk 0 takes the first half of the micro-batches from the first stage to the last, chunk 1 the
-second half from the last to the first. DualPipeV is one half of its stages: what they would send to
-the other half comes back to them, so that parts go from the first stage to the last and back, in a
-V, and each is held once.
+DualPipe runs two pipelines in opposite directions, whose chunks are those of :mod:`.chimera`.
+DualPipeV is one half of its stages: what they would send to the other half comes back to them, so
+that parts go from the first stage to the last and back, in a V, and each is held once.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ def check_dualpipe(size: PipelineSize) -> None:
 
 
 def dualpipe(size: PipelineSize) -> tuple[Order, ...]:
-    """Two pipelines in opposite directions, forwards of one overlapped with backwards of the other.
+    """Size → order of each stage: two pipelines, forwards of one beside backwards of the other.
 
     DualPipe of DeepSeek-V3 (arXiv:2412.19437), as in ``DualPipe.step`` of deepseek-ai/DualPipe
     (dualpipe/dualpipe.py), whose limits these are.
@@ -62,7 +60,7 @@ def check_dualpipe_v(size: PipelineSize) -> None:
 
 
 def dualpipe_v(size: PipelineSize) -> tuple[Order, ...]:
-    """Two chunks in a V, forwards of one overlapped with backwards of the other.
+    """Size → order of each stage: two chunks in a V, forwards of one beside backwards of the other.
 
     DualPipeV (github.com/deepseek-ai/DualPipe, dualpipe/dualpipev.py), as ``ScheduleDualPipeV`` of
     torch.distributed.pipelining (schedules.py) lays it out, whose limits these are.
@@ -72,7 +70,7 @@ def dualpipe_v(size: PipelineSize) -> tuple[Order, ...]:
 
 
 def _order(near: int, outer: int, inner: int, micro_batches: tuple[range, range]) -> Order:
-    """Order of one stage, in the eight steps of the published code.
+    """Chunks, distances and micro-batches → one stage's order, in the published code's eight steps.
 
     Parameters
     ----------

@@ -91,8 +91,8 @@ class Answer(NamedTuple):
             for key in ("best", "front", "of_each")
         )
         limits = [BrokenLimit(**each) for each in found.get("limits", ())]
-        size = found.get("front_size", len(on_front))
-        return cls(best, on_front, dict(found["counts"]), dict(found["why"]), limits, of_each, size)
+        counts, why, size = dict(found["counts"]), dict(found["why"]), found["front_size"]
+        return cls(best, on_front, counts, why, limits, of_each, size)
 
     @classmethod
     def unfinished(cls, records: Records) -> Answer:

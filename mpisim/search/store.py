@@ -25,7 +25,7 @@ from .space import SearchSpace
 
 __all__ = ["FORMAT", "read_store", "write_store"]
 
-FORMAT, VERSION = "mpisim-search", 3
+FORMAT, VERSION = "mpisim-search", 4
 
 UNITS = {
     "bound": "ps",
@@ -99,16 +99,18 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
         with reading_kept("search"):
             kept, answer = read_json_text(file, "space"), read_json_text(file, "answer")
             why = read_json_text(file, "why")
+            if file.attrs["format_version"] < 4:
+                _complete(kept, answer)
             reasons = {key: Reason(*each) for key, each in why.items()}
             choice = Choice(**{**kept["choice"], "objectives": tuple(kept["choice"]["objectives"])})
             values = tuple(tuple(each) for each in kept["values"])
             space = SearchSpace(
                 kept["tables"],
-                _source(kept["source"], kept.get("absolute_source", "")),
+                _source(kept["source"], kept["absolute_source"]),
                 tuple(kept["keys"]),
                 values,
                 choice,
-                tuple(kept.get("changes", ())),
+                tuple(kept["changes"]),
             )
         n = len(space)
         columns = {}
@@ -121,6 +123,17 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
             )
     found = {name: np.array(column) for name, column in columns.items()}
     return space, Records(**found, why=reasons), answer
+
+
+def _complete(space: dict[str, Any], answer: dict[str, Any] | None) -> None:
+    """Add to space and answer of files before version 4 what these lack.
+
+    Their source is absolute, and no front of theirs says how many are on it beyond those shown.
+    """
+    space["absolute_source"] = space["source"]
+    space.setdefault("changes", [])
+    if answer is not None:
+        answer["front_size"] = len(answer.get("front", ()))
 
 
 def _source(given: str, absolute: str) -> str:

@@ -18,38 +18,23 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from extrapolate_closed_loop import A100, Model, stated, traced
 
-from mpisim.extrapolate import Extrapolated, Target, extrapolate
-from mpisim.program import Phase
+from mpisim.extrapolate import Target, extrapolate
 
 CNNS = ("vgg-11", "vgg-13", "vgg-16", "vgg-19", "resnet-18", "resnet-34", "resnet-50", "resnet-101",
         "resnet-152", "densenet-121", "densenet-161", "densenet-169", "densenet-201")  # fmt: skip
 TRANSFORMERS = ("gpt2", "bert-base", "t5-small", "llama3.2-1b")
 BATCH = 128
 NEVER = "never"
-TIMES = ("duration", "host", "launch", "launch_cost", "gap")
 
 PLANS = {
     "data": {"dp": 4},
     "tensor": {"tp": 4},
     "pipeline": {"pp": 4, "pipeline.schedule": "gpipe", "micro_batch": BATCH // 2},
 }
-
-
-def but_last(found: Extrapolated) -> Extrapolated:
-    """Return a pipeline that computes nothing of the last micro-batch again."""
-    program, tables = found.program, []
-    for table in program.tables:
-        assert table is not None
-        last = table.micro_batch == table.micro_batch.max()
-        kept = ~(last & (table.phase == Phase.RECOMPUTE))
-        columns = {name: getattr(table, name) * kept for name in TIMES}
-        tables.append(table.replace(**columns))
-    return replace(found, program=program.replace(tables=tuple(tables)))
 
 
 def times(name: str) -> tuple[float, dict[str, float]]:
@@ -65,7 +50,7 @@ def times(name: str) -> tuple[float, dict[str, float]]:
             found[plan] = extrapolate(step, Target(A100[0], chosen, BATCH))
             continue
         again = Target(A100[0], {**chosen, "recompute": "full"}, BATCH, threads=True)
-        found[plan] = but_last(extrapolate(step, again))
+        found[plan] = extrapolate(step, again)
         found[NEVER] = extrapolate(step, Target(A100[0], chosen, BATCH, threads=True))
     return step.measured / 1e9, {plan: stated(each)[0] * 1e3 for plan, each in found.items()}
 

@@ -160,7 +160,7 @@ class Nccl:
         self._choices: dict[tuple[Operation, int, Shape], Choice] = {}
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
-        """Return NCCL's choice.
+        """Return the library's choice, NCCL's or RCCL's.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class Nccl:
         return times
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
-        """Return all pairs of algorithm and protocol that are enabled, NCCL's choice first.
+        """Return all pairs of algorithm and protocol that are enabled, the library's choice first.
 
         Returns
         -------
@@ -224,7 +224,7 @@ class Nccl:
         return [_choice(ranking.candidates[i], bytes) for i in ranking.order(bytes)]
 
     def better(self, operation: Operation, bytes: int, shape: Shape) -> Choice | None:
-        """Return the fastest pair that one can ask for, where NCCL's choice is clearly slower.
+        """Return the fastest pair that one can ask for, where the library's is clearly slower.
 
         Clearly: by more than ``better.margin`` of ``data/nccl.toml``. The tuner believes in
         bandwidths and latencies of its own; with ``NCCL_ALGO`` and ``NCCL_PROTO`` one may overrule

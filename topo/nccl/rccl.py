@@ -268,13 +268,17 @@ def two_shot_bandwidth(protocol: int, ranks: int, inside: float, kernel: TwoShot
 
 
 def runs_two_shot(operation: Operation, shape: Shape, constants: RcclConstants) -> bool:
-    """Whether there is a kernel for an operation of a group, from each GPU to each.
+    """Operation of a group → whether a kernel runs it from each GPU to each.
 
     Parameters
     ----------
     operation : Operation
     shape : Shape
     constants : RcclConstants
+
+    Returns
+    -------
+    bool
     """
     kernel = constants.two_shot
     if kernel is None or operation is not Operation.ALL_REDUCE:
@@ -320,6 +324,7 @@ def size_ranges(operation: Operation, shape: Shape, constants: RcclConstants) ->
 
 
 def _two_shot(table: Mapping[str, Any], arch: str, version: tuple[int, ...]) -> TwoShot | None:
+    """Table, architecture, version → the two-shot kernel; None where there is none."""
     if arch not in table["arch"] or not since(table["since"]) <= version < since(table["until"]):
         return None
     ranges = {LL: tuple(table["ll"]), SIMPLE: tuple(table["simple"])}
@@ -330,6 +335,7 @@ def _two_shot(table: Mapping[str, Any], arch: str, version: tuple[int, ...]) -> 
 def _ranges(
     tables: Mapping[str, Any], version: tuple[int, ...]
 ) -> dict[Operation, tuple[tuple[int, int], tuple[int, int]]]:
+    """Tables by operation, version → sizes that LL and LL128 run for."""
     found = {}
     for name, history in tables.items():
         if since(history[0]["since"]) <= version:
@@ -347,8 +353,10 @@ def _quantity(*keys: str) -> Quantity:
 
 
 def _operation(name: str) -> Operation:
+    """Name in the file → operation."""
     return Operation[name.upper()]
 
 
 def _seconds(table: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    """Times in us by name → in seconds."""
     return {name: tuple(us * _US for us in times) for name, times in table.items()}

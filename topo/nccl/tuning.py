@@ -94,7 +94,7 @@ def step_latency(
         Of the group.
     found : LinkBandwidths
         Of which only counts whether links are fast.
-    constants : NcclConstants or RcclConstants
+    constants : LatencyConstants
 
     Returns
     -------
@@ -136,7 +136,7 @@ def tuner_latency(
     step : StepLatency
     same_channels : bool
         Whether all channels visit the GPUs in one order.
-    constants : NcclConstants or RcclConstants
+    constants : LatencyConstants
     """
     ranks, nodes = shape.ranks, shape.nodes
     base = constants.base[algorithm][protocol]
