@@ -73,7 +73,7 @@ LEAST_ROWS = 1_000
 NINETY = NormalDist().inv_cdf(0.95)
 """Standard deviations to either side, within which 9 of 10 lie."""
 
-ON_PYTORCH = ("PyTorch", "Composer", "Megatron", "NeMo")
+ON_PYTORCH = ("PyTorch", "Composer", "Megatron", "NeMo", "InternEvo")
 """Parts of names of frameworks that are PyTorch's or built on it."""
 
 CHECKED = 0.01
