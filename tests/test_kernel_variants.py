@@ -184,8 +184,10 @@ def test_an_unknown_variant() -> None:
 
 
 def test_every_number_is_used_and_has_a_source() -> None:
-    error_bars = KERNELS.parent / "mpisim/prediction/uncertainty.py"
-    text = "".join(path.read_text() for path in (*KERNELS.rglob("*.py"), error_bars))
+    package = KERNELS.parent / "mpisim"
+    users = (*KERNELS.rglob("*.py"), *package.glob("operators/*.py"))
+    error_bars = package / "prediction/uncertainty.py"
+    text = "".join(path.read_text() for path in (*users, error_bars))
     used = set(re.findall(r'(?<!\.)\b(?:number|quantity)\("(\w+)"\)', text))
     assert used - {"name"} == set(packaged(FILE))  # "name" is an example
     for name in packaged(FILE):

@@ -24,10 +24,9 @@ from .tensors import tensor, touched
 __all__ = ["cholesky", "product_of_reflectors", "qr", "reflectors"]
 
 Kernels = tuple[Kernel, ...]
-_CHOLESKY_STEPS, _REFLECTOR_STEPS, _PRODUCT_STEPS = (
-    round(quantity(name).si)
-    for name in ("cholesky_steps", "reflector_steps", "reflector_product_steps")
-)
+_CHOLESKY_STEPS = 1  # by definition: `factorization_step` is a column of Cholesky's factor
+_REFLECTOR_STEPS = round(quantity("reflector_steps").si)
+_PRODUCT_STEPS = round(quantity("reflector_product_steps").si)
 
 
 def cholesky(call: OperatorCall) -> Kernels | None:
