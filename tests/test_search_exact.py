@@ -184,3 +184,13 @@ def test_searches_answer_as_brute_force(seed: int, steps: Steps) -> None:
     # What is left out is worse than its bound says it must be, and no bound is above its step.
     for number in every.tolist():
         assert found.bound[number] <= whole.step[number] * (1 + MAX_EXTRAPOLATION_ERROR)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("seed", [2, 5, 11, 23])
+def test_processes_find_what_one_finds(comm: Any, seed: int) -> None:
+    """Every column, so also what was left out."""
+    space = space_of(seed)
+    shared, alone = explore(space, comm), explore(space, MPI.COMM_SELF)
+    for name, column in alone.columns.items():
+        assert column.tolist() == shared.columns[name].tolist(), name

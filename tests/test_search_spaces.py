@@ -139,7 +139,7 @@ def test_no_bound_is_above_its_step() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("seed", [2, 5, 8, 11, 23])
+@pytest.mark.parametrize("seed", [2, 5, 8, 23])
 def test_processes_find_what_one_finds(comm: Any, seed: int) -> None:
     """Every column, so also what was left out."""
     space = random_space(Random(seed))
