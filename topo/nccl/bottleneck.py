@@ -21,7 +21,6 @@ __all__ = [
     "PCIE",
     "PORT",
     "PROTOCOL",
-    "XGMI_PORT",
     "bottleneck_of",
 ]
 
