@@ -86,6 +86,9 @@ def test_operators_of_a_program_are_what_their_function_runs(tmp_path: Path) -> 
     assert names["own::outside"] == 1  # its function cannot be run
     assert not names["own::scaled"]
     assert names["aten::div"] == 1
+    said = "own::outside: its function ended with RuntimeError: priced by its bytes"
+    assert found.replaced[said] == 1
+    assert not any("own::scaled" in line for line in found.replaced)
 
 
 RUN_ONCE = """
@@ -142,6 +145,8 @@ def test_functions_of_operators_run_once_and_leave_nothing_where_they_fail(tmp_p
     # With 16-bit numbers, and of 32 rows, it fails behind its product: in the second step all of
     # its calls are whole.
     assert names["own::looks_up"] == 2 + 1 + 1
+    said = "own::looks_up: its function ended with KeyError: priced by its bytes"
+    assert found.replaced[said] == 2  # once for each format
     of_each_step = 2 * 8 * 64 * 64 + 16 * 64 * 64
     assert flops(found)["gemm"] == 2 * (2 * of_each_step + 128**3)
     reads = [item for item in found.items if item.kind is ItemKind.HOST_WAIT]

@@ -63,3 +63,14 @@ def test_more_than_two_send_each_to_the_next() -> None:
     found = explain(net, Operation.SEND_RECV, 1 << 30, range(16))
     assert found.seconds > (1 << 30) / 1e9
     assert "slow NIC" in found.limit
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"), [("dgx-h100", "slow NVLink"), ("mi300x-8gpu", "slow xGMI")]
+)
+def test_slow_links_of_a_gpu_have_the_name_of_their_maker(cluster: str, words: str) -> None:
+    net = network_of(
+        find_cluster(cluster), 1, NetworkChoice(changes={"links.node0.gpu1->*.bandwidth": "2 %"})
+    )
+    assert isinstance(net, NcclNetwork)
+    assert explain(net, Operation.ALL_REDUCE, 1 << 30, range(8)).limit.startswith(words)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+from mpi4py import MPI
 from parallel_jobs import GPT, LLAMA, Job, recorded, traffic
 
 from mpisim.base.errors import InputError, UsageError
+from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
+from mpisim.extrapolate.parallel_buckets import ALREADY_MEGATRON
 from mpisim.extrapolate.parallel_changes import Changes, check_changes
 from mpisim.program import Operation, Program
+from mpisim.topo import find_cluster
 
 MEGATRON = LLAMA.replace('"llama-7b"', '"llama-7b"\nlayers = 8').replace("zero = 3", "zero = 1")
 MEGATRON = MEGATRON.replace('"fsdp"', '"megatron"')
@@ -67,7 +74,28 @@ def test_few_replicas_keep_them(megatron: tuple[Job, int]) -> None:
     found, kept = job.grown(32, buckets="fp32"), job.grown(32)
     assert buckets(found.program) == buckets(kept.program)
     assert found.step == kept.step
-    assert found.attributes == kept.attributes
+    assert [said(each) for each in (found, kept)] == [True, False]
+    assert others(found) == others(kept)
+
+
+def said(found: Extrapolated) -> bool:
+    """Whether it is said that Megatron-LM would merge none of the buckets."""
+    return any(ALREADY_MEGATRON in line for line in found.attributes["assumptions"])
+
+
+def others(found: Extrapolated) -> dict[str, Any]:
+    """Return what is said of a job, but of its buckets."""
+    lines = [each for each in found.attributes["assumptions"] if "buckets" not in each]
+    return {**found.attributes, "assumptions": lines}
+
+
+def test_replicas_as_recorded_keep_them(megatron: tuple[Job, int]) -> None:
+    job, _ = megatron
+    found = extrapolate_parallel(
+        job.job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), buckets="fp32"
+    )
+    assert found.network is None
+    assert said(found)
 
 
 OTHERS = {
@@ -95,3 +123,27 @@ def test_others_are_refused(name: str, tmp_path_factory: pytest.TempPathFactory)
 def test_needs_a_network() -> None:
     with pytest.raises(UsageError, match="--megatron-buckets is a change: --cluster says"):
         check_changes(None, "", Changes(buckets="fp32"))
+
+
+def test_formats_are_two() -> None:
+    with pytest.raises(
+        UsageError, match=r"is 'fp3'; allowed are fp32 and bf16 \(did you mean 'fp32"
+    ):
+        check_changes(find_cluster("dgx-h100"), "", Changes(buckets="fp3"))
+
+
+def test_buckets_of_one_group_grow_beside_more_of_another(tmp_path: Path) -> None:
+    """Dense gradients have 6 buckets, small ones, experts 8, of 117 million parameters and more."""
+    text = MEGATRON.replace('"llama-7b"\nlayers = 8', '"mixtral-8x7b"\nlayers = 4')
+    job = recorded(text.replace("tp = 1", "tp = 1\nep = 4"), 8, tmp_path)
+    found, kept = job.grown(12, buckets="fp32"), job.grown(12)
+    assert traffic(found.program) == pytest.approx(traffic(kept.program), rel=1e-6)  # padding
+    before, after = (
+        [size for kind, size in buckets(each.program) if kind == Operation.REDUCE_SCATTER]
+        for each in (kept, found)
+    )
+    assert (len(before), len(after)) == (8 + 6, 8 + 4)
+    assert any(
+        "48,000,000 parameters or more: 6 recorded buckets become 4" in line
+        for line in found.attributes["assumptions"]
+    )

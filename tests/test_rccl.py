@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log, log10
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpisim.base.kinds import Operation
+from mpisim.base.presets import packaged
 from mpisim.cli import main
 from mpisim.topo import find_cluster
 from mpisim.topo.nccl import Choice, Nccl, Settings, Shape, System
@@ -187,8 +189,10 @@ class TestTime:
         found = choice(system("mi355x-8gpu", (2, 27)), 2, bytes)
         assert found.seconds(bytes) == pytest.approx(measured * US, rel=0.1)
 
-    # The same curve, by the tables alone too. 32 and 64 MiB, +46 and +34 %, are where the tables
-    # leave LL128: a known miss (docs/collectives.md).
+    # The same curve, by the tables alone too. 128 MiB reads back: `ring-simple-across` was checked
+    # with it (data/rccl.toml). 32 and 64 MiB, +46 and +34 %, are where the tables leave LL128: a
+    # known miss (docs/collectives.md). -10 to +50 % was chosen with the curve at hand. The stated
+    # error is of nine of ten sizes of set-ups of MI350s that a fit did not see, this one too.
     @pytest.mark.parametrize(
         ("bytes", "measured"),
         [
@@ -198,8 +202,15 @@ class TestTime:
             (16 * GiB, 83456.7),
         ],
     )
-    def test_the_rest_of_that_curve_is_too_long(self, bytes: int, measured: float) -> None:
+    def test_the_rest_of_that_curve_is_within_the_stated_error(
+        self, bytes: int, measured: float
+    ) -> None:
         found = choice(system("mi355x-8gpu", (2, 27)), 2, bytes).seconds(bytes)
+        stated = {
+            each["decade"]: each["p90"]
+            for each in packaged("calibration/collectives.toml")["mi350"]["errors"]
+        }
+        assert abs(log(found / (measured * US))) < stated[int(log10(bytes))]
         assert 0.9 * measured * US < found < 1.5 * measured * US
 
     def test_trees_leave_ll_no_later_than_it_pays(self) -> None:

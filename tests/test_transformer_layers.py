@@ -99,6 +99,25 @@ def test_packed_attention_leaves_gradients_where_they_are(fused: bool) -> None:
     assert [name for name in names(packed=False) if name not in joined] == names(packed=True)
 
 
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("found", "keys"),
+    [
+        (LLAMA, {}),
+        (model("gpt", **SIZES, qk_norm=True), {}),
+        (model("gpt", **SIZES, kv_heads=2), {"repeats_heads": True}),
+        (GPT, {"cp": 2}),
+    ],
+)
+def test_packed_attention_is_none_where_queries_or_keys_are_written_apart(
+    found: Transformer, keys: dict[str, Any], fused: bool
+) -> None:
+    plain, packed = (
+        network(found, plan(fused=fused, packed_attention=each, **keys)) for each in (False, True)
+    )
+    assert packed == plain
+
+
 def test_rms_norm_step_by_step() -> None:
     norm = operator(network(LLAMA, plan(fused=False)), "attention norm")
     assert [line.partition(": ")[0] for line in lines(norm.forward)] == [

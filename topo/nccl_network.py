@@ -44,6 +44,7 @@ from .group_placement import place_groups
 from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
 from .nccl import Choice, Nccl, Shape
 from .nccl.bottleneck import LATENCY, bottleneck_of
+from .nccl.constants import AMD
 from .nccl.model import remember
 from .nccl.shape import Regime
 from .network import Price, rate_of
@@ -72,6 +73,9 @@ _LINK_WORDS = {
     LinkKind.FABRIC: "fabric",
 }
 """What messages call links that limit."""
+
+_AMD_WORDS = {**_LINK_WORDS, LinkKind.NVLINK: "slow xGMI"}
+"""The same with AMD's GPUs."""
 
 _PORT_WORDS = dict.fromkeys(LinkKind, "link") | {LinkKind.NIC: "GPU port"}
 """The same without NICs and typical bandwidths."""
@@ -368,7 +372,9 @@ class NcclNetwork:
         flowing = price.duration - price.latency
         if limit is not None and price.rate < nccl.rate and 2 * flowing > price.duration:
             kind = LinkKind(self.topology.kind[limit.link])
-            words = _LINK_WORDS if self.nccl is not None else _PORT_WORDS
+            words = _PORT_WORDS
+            if self.nccl is not None:
+                words = _AMD_WORDS if self.nccl.system.arch == AMD else _LINK_WORDS
             return f"{words[kind]} {self.link_name(limit.link)}"
         if limit is not None and 2 * limit.latency > price.duration:
             return "latency of links"

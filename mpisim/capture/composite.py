@@ -85,7 +85,8 @@ class RegisteredKernels:
         """Operator and its arguments → what its function gives, whose operators are recorded.
 
         A function that reads memory, as an extension does, ends with an error. Then nothing of it
-        stays recorded, and operators with arguments of this kind are whole ones from there on.
+        stays recorded, and operators with arguments of this kind are whole ones from there on:
+        ``recorder.replaced`` says so once for each kind.
 
         Parameters
         ----------
@@ -113,11 +114,13 @@ class RegisteredKernels:
             with self._recorder.attempt(), self._mode:
                 return kernel(*args, **kwargs)
         except NoShapesError:
-            pass
+            how = "calls an operator of PyTorch that gives no shapes"
         except MpisimError:
             raise
-        except Exception:  # whatever an extension raises
-            pass
+        except Exception as error:  # whatever an extension raises, and mistakes of the script
+            how = f"ended with {type(error).__name__}"
+        name = func._schema.name
+        self._recorder.replaced[f"{name}: its function {how}: priced by its bytes"] += 1
         self._whole.add(kinds)
         return NotImplemented
 

@@ -139,7 +139,8 @@ class FrameworkOptions:
     packed_attention : bool
         Whether fused attention reads queries, keys and values where one product wrote them, and
         writes their gradients so, by strides; otherwise kernels of their own put the gradients
-        together.
+        together. Without effect where kernels between the two write tensors of their own, as those
+        of rotary positions and of norms of queries and keys do.
     repeats_heads : bool
         Whether keys and values of fewer heads than queries are copied for each of these before
         fused attention (``repeat_kv`` of Llama's reference code).

@@ -180,7 +180,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     if step.sequence:
         added[TOKENS] = str(workload.tokens)
     program = workload.program.replace(attributes={**workload.program.attributes, **added})
-    if target.threads and plan.pp > 1:
+    if target.threads and plan.pp > 1 and plan.recompute.granularity != "none":
         program = last_is_kept(program)
     return Extrapolated(step, target, workload, program, nodes, assumptions)
 

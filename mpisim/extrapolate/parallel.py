@@ -29,7 +29,7 @@ from ..replay.error import differences
 from ..results.step_times import step_of_job
 from .parallel_answer import Extrapolated
 from .parallel_axes import parse_layout
-from .parallel_buckets import with_megatron_buckets
+from .parallel_buckets import ALREADY_MEGATRON, with_megatron_buckets
 from .parallel_changes import Changes, check_changes
 from .parallel_growth import Grown, grow
 from .parallel_optimizer import with_distributed_optimizer
@@ -143,7 +143,11 @@ def extrapolate_parallel(
         said = {
             "uncertainty": own,
             "uncertainty_method": "worst step error of the replay against the recording",
-            "assumptions": [*_kept(), *structure.notes],
+            "assumptions": [
+                *_kept(),
+                *structure.notes,
+                *([] if buckets is None else [ALREADY_MEGATRON]),
+            ],
         }
         return Extrapolated(structure, whole, None, None, recorded, recorded, own, said)
     error, method = _error(plain, recorded, run)
@@ -350,9 +354,11 @@ class _Changed:
             said += [how] if how else []
         merged = ""
         if self.buckets is not None:
+            kept = program
             program, merged = with_megatron_buckets(program, structure, replicas, self.buckets)
+            changed = changed or program is not kept
         same = self.traced in (None, cluster)
-        if replicas == size and same and not (missing or changed or said or merged):
+        if replicas == size and same and not (missing or changed or said):
             return None
         world = math.prod(axis.size for axis in structure.axes)
         old = self.network(self.traced or cluster, world)

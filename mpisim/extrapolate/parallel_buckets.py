@@ -27,7 +27,13 @@ from ..workloads.data_parallel.frameworks import frameworks
 from .parallel_axes import bulk_rows
 from .parallel_structure import ParallelStructure
 
-__all__ = ["with_megatron_buckets"]
+__all__ = ["ALREADY_MEGATRON", "with_megatron_buckets"]
+
+ALREADY_MEGATRON = (
+    "gradients are reduced in the recorded buckets, none of which Megatron-LM would merge for so "
+    "many replicas"
+)
+"""What is assumed where no buckets are merged."""
 
 _REDUCES = (Operation.REDUCE_SCATTER, Operation.ALL_REDUCE)
 
@@ -51,9 +57,9 @@ def with_megatron_buckets(
     Returns
     -------
     Program
-        The same if no buckets are merged.
+        The same object if no buckets are merged.
     str
-        What was assumed; "" if no buckets are merged.
+        What was assumed.
 
     Raises
     ------
@@ -83,7 +89,7 @@ def with_megatron_buckets(
             most = max(most, counts)
         changed.append(table)
     if most[0] == most[1]:
-        return program, ""
+        return program, ALREADY_MEGATRON
     found = program.replace(tables=tuple(changed), table=np.arange(program.n_ranks, dtype=np.int32))
     check_matching(found)
     return found, (
@@ -140,13 +146,17 @@ class _Merging:
         """Recorded bucket → the row that carries it."""
 
     def merged(self) -> tuple[Table, tuple[int, int]]:
-        """Return the rank's table, and the buckets of a step that it had and has, the most."""
+        """Return the rank's table, and the buckets of a step that it had and has, the most.
+
+        Buckets of steps and groups in which some are merged: 0 and 0 where none are.
+        """
         most = 0, 0
         for slot in self.slots:
             rows = self.table.rows_on(slot)
             for step in np.unique(self.table.step[rows]).tolist():
-                of_step = rows[self.table.step[rows] == step]
-                most = max(most, self._merge(of_step))
+                had, has = self._merge(rows[self.table.step[rows] == step])
+                if has < had:
+                    most = max(most, (had, has))
         return self._table(), most
 
     def _merge(self, rows: NDArray[np.intp]) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from ..base.errors import UsageError
+from ..base.errors import UsageError, nearest
 from ..kernels import find_gpu
 from .parallel_axes import parse_layout
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ..topo import Cluster
 
 __all__ = ["Changes", "check_changes"]
+
+BUCKET_FORMATS = ("fp32", "bf16")
+"""In which Megatron-LM reduces gradients; ``--megatron-buckets`` of the command line has them."""
 
 
 class Changes(TypedDict, total=False):
@@ -61,7 +64,8 @@ def check_changes(cluster: Cluster | None, layout: str, changes: Changes) -> Non
     Raises
     ------
     UsageError
-        For a number that is too small, or a change for which no network is named.
+        For a number that is too small, buckets of no such format, or a change for which no network
+        is named.
     InputError
         For a layout that is none, or a GPU that is not known.
     """
@@ -73,6 +77,12 @@ def check_changes(cluster: Cluster | None, layout: str, changes: Changes) -> Non
     ):
         if number is not None and number < least:
             raise UsageError(f"{option} is {number}; allowed is {least} or more")
+    buckets = changes.get("buckets")
+    if buckets is not None and buckets not in BUCKET_FORMATS:
+        raise UsageError(
+            f"--megatron-buckets is {buckets!r}; allowed are {' and '.join(BUCKET_FORMATS)}"
+            f"{nearest(str(buckets), BUCKET_FORMATS)}"
+        )
     if layout:
         parse_layout(layout)
     gpu = changes.get("gpu")
@@ -85,7 +95,7 @@ def check_changes(cluster: Cluster | None, layout: str, changes: Changes) -> Non
         "--pp": changes.get("stages"),
         "--schedule": changes.get("schedule"),
         "--vpp": changes.get("chunks"),
-        "--megatron-buckets": changes.get("buckets"),
+        "--megatron-buckets": buckets,
         "--calibration": changes.get("calibration"),
     }
     given = next((name for name, value in on_a_network.items() if value is not None), None)

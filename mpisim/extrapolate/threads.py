@@ -31,10 +31,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..base.errors import InputError
 from ..kernels.operations import BYTES
 from ..kernels.recorded import Recorded
-from ..program import Operation, Phase, Program
+from ..program import COLUMNS, Operation, Phase, Program, Table
 from ..workloads.data_parallel.frameworks import frameworks
 from ..workloads.operators import Communicate, Compute, Layer, LayerStack, Operator, Task
 from .network import passed_on
@@ -44,9 +46,6 @@ __all__ = ["SCHEDULE", "as_pipe", "as_threads", "check_threads", "last_is_kept"]
 
 SCHEDULE = "gpipe"
 """The schedule of a pipeline whose stages are threads."""
-
-_TIMES = ("duration", "host", "launch", "launch_cost", "gap")
-"""Columns of a table."""
 
 
 def check_threads(keys: Mapping[str, Any], source: str) -> None:
@@ -161,16 +160,47 @@ def last_is_kept(program: Program) -> Program:
     Parameters
     ----------
     program : Program
-        With all tables. Rows that would compute those of the last micro-batch again stay, and take
-        no time.
+        Of a pipeline that exchanges nothing but activations and their gradients.
     """
-    tables = []
-    for table in program.tables:
-        assert table is not None
-        again = table.phase == Phase.RECOMPUTE
-        rows = ~(again & (table.micro_batch == table.micro_batch.max(initial=-1)))
-        tables.append(table.replace(**{name: getattr(table, name) * rows for name in _TIMES}))
-    return program.replace(tables=tuple(tables))
+    return program.replace(
+        tables=tuple(None if table is None else _last_is_kept(table) for table in program.tables)
+    )
+
+
+def _last_is_kept(table: Table) -> Table:
+    """Leave out the kernels that compute the last micro-batch's activations again.
+
+    What waited for one of them waits for what that one waited for, and for the row before it on its
+    stream; so does the next row of the stream for the former.
+    """
+    last = table.micro_batch == table.micro_batch.max(initial=-1)
+    gone = last & (table.phase == Phase.RECOMPUTE)
+    number = np.cumsum(~gone) - 1
+    stands_for: dict[int, set[int]] = {}
+    """Row that is left out → rows to wait for in its place."""
+    owed: dict[int, set[int]] = {}
+    """Stream → rows that its next one has to wait for."""
+    before: dict[int, int] = {}
+    """Stream → its last row that stays."""
+    index, waits = table.wait_index.tolist(), []
+    for row, stream in enumerate(table.stream.tolist()):
+        own: set[int] = set()
+        for wait in table.wait_row[index[row] : index[row + 1]].tolist():
+            own |= stands_for.get(wait, {wait})
+        if gone[row]:
+            owed.setdefault(stream, set()).update(own)
+            latest = {before[stream]} if stream in before else set()
+            stands_for[row] = owed[stream] | latest
+        else:
+            waits.append(sorted(int(number[wait]) for wait in own | owed.pop(stream, set())))
+            before[stream] = row
+    return Table(
+        **{name: getattr(table, name)[~gone] for name in COLUMNS},
+        wait_index=np.cumsum([0, *map(len, waits)]).astype(np.int64),
+        wait_row=np.array([wait for own in waits for wait in own], np.int32),
+        queue_depth=table.queue_depth,
+        label=table.label,
+    )
 
 
 def _loss(step: TracedStep) -> int:

@@ -184,9 +184,9 @@ def _split_qkv(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
     (``SplitAlongDim`` of Transformer Engine, whose ``noop_cat`` is of no use: rotary positions and
     attention make three tensors). torchtitan (``FusedQKVLinear``) copies each of the three and puts
     gradients together; compiled, kernels of positions do so for queries and keys. Packed attention
-    reads and writes the one tensor (``framework.packed_attention``).
+    reads and writes the one tensor (`AttentionShape.is_packed`).
     """
-    if s.plan.framework.packed_attention and s.plan.framework.kernels == "flash":
+    if shape.is_packed(s):
         return ()
     moved = 2 * s.element_size * s.tokens
     values = shape.kv_heads * shape.value_size

@@ -52,6 +52,7 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     if s.quantised:
         result = BYTES["fp8"] if s.attention_format == "fp8" else s.element_size
         saved += result * s.batch * shape.queries * shape.output_width
+    packed = shape.is_packed(s)
     repeated: list[Task] = []
     repeated_backward: list[Task] = []
     if s.plan.framework.repeats_heads and shape.kv_heads < shape.heads:
@@ -82,7 +83,7 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         result = shape.queries * shape.output_width
         backward_steps.insert(0, elementwise(f"{name} gradient cast", _cast_traffic(s) * result))
     framework = s.plan.framework
-    if not (framework.fused or framework.separate_projections or framework.packed_attention):
+    if not (framework.fused or framework.separate_projections or packed):
         # Queries, keys and values were cut out of one tensor: so is their gradient put together.
         width = s.batch * (shape.queries * shape.query_width + shape.keys * shape.key_value_width)
         backward_steps.append(

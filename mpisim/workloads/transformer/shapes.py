@@ -430,6 +430,27 @@ class AttentionShape:
             s.window,
         )
 
+    def is_packed(self, s: Shapes) -> bool:
+        """Whether fused attention reads queries, keys and values in the tensor of their product.
+
+        With ``framework.packed_attention``, and where no kernel between the two writes them to
+        tensors of their own: rotary positions, norms of queries and keys, copies of keys and values
+        for each head of queries, exchanges of a context that ranks share, latent attention.
+
+        Parameters
+        ----------
+        s : Shapes
+        """
+        framework, model = s.plan.framework, s.model
+        apart = (
+            model.position == "rotary"
+            or model.qk_norm
+            or model.attention == "mla"
+            or s.grid.cp > 1
+            or (framework.repeats_heads and self.kv_heads < self.heads)
+        )
+        return framework.packed_attention and framework.kernels == "flash" and not apart
+
     def kernel(
         self, s: Shapes, queries: int, keys: int, causal: bool, *, backward: bool = False
     ) -> Attention:
