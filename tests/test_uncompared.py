@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,51 @@ def test_intervals_hold_nine_tenths_of_what_was_not_compared() -> None:
     assert uncompared_error.missing_error([case(f"r{i}", 1.01) for i in range(20)]) == 0.0
     with pytest.raises(ValueError, match="5 rows"):
         uncompared_error.missing_error(cases[:5])
+
+
+def test_errors_become_no_narrower() -> None:
+    before = {"error": 0.327, "source": "first"}
+    assert uncompared_error.not_narrower(0.2834, "of 91", None) == (0.283, "of 91")
+    assert uncompared_error.not_narrower(0.3275, "of 91", before) == (0.328, "of 91")
+    assert uncompared_error.not_narrower(0.3268, "of 91", before) == (0.327, "of 91")
+    error, source = uncompared_error.not_narrower(0.2834, "of 91", before)
+    assert (error, source) == (0.327, f"first{uncompared_error.KEPT}0.283 (of 91)")
+    # Once more: what was found in between is replaced.
+    again = {"error": error, "source": source}
+    assert uncompared_error.not_narrower(0.2834, "of 91", again) == (error, source)
+    assert uncompared_error.not_narrower(0.29, "of 95", again)[1].endswith("later: 0.290 (of 95)")
+
+
+def test_a_run_keeps_the_larger_error_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "uncompared.toml"
+    new = [case(f"n{i}", math.exp(0.04 * i)) for i in range(20)]
+    own = [case(f"o{i}", math.exp(0.04 * i), "old") for i in range(20)]
+    for each in own:
+        each["outcome"]["effects"][LEFT_OPEN] = 0.0
+    cases = [*new, *own]
+    compared = [case(f"c{i}", 1.0, "old") for i in range(uncompared_error.MIN_COMPARED)]
+    tables = {"big": compared, "small": cases}
+    monkeypatch.setattr(uncompared_error, "FILE", file)
+    monkeypatch.setattr(uncompared_error, "compared_cases", lambda path: tables[path.name])
+    halves = {each["id"]: "causes" for each in cases}
+    monkeypatch.setattr(uncompared_error, "column_of", lambda *_: halves)
+    monkeypatch.setattr("sys.argv", ["uncompared_error.py", "big", "small"])
+    uncompared_error.main()
+    found = tomllib.loads(file.read_text())
+    assert 0.1 < found["dense"]["error"] == found["experts"]["error"] < 0.9
+    assert uncompared_error.KEPT not in file.read_text()
+    file.write_text(
+        file.read_text().replace(f"error = {found['dense']['error']:.3f}", "error = 0.9")
+    )
+    uncompared_error.main()
+    kept = tomllib.loads(file.read_text())
+    assert kept["dense"]["error"] == kept["experts"]["error"] == 0.9
+    assert f"later: {found['dense']['error']:.3f} (with it" in kept["dense"]["source"]
+    first = file.read_text()
+    uncompared_error.main()
+    assert file.read_text() == first
 
 
 def test_ways_are_those_of_many_rows() -> None:
