@@ -428,6 +428,7 @@ def test_options_are_the_changes(
         "gpu": "h100",
         "distributed_optimizer": True,
         "micro_batches": 6,
+        "buckets": None,
         "layout": "tp=2,dp=1",
         "calibration": None,
     }

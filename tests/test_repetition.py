@@ -123,17 +123,23 @@ def test_a_stream_that_falls_behind_is_not_periodic() -> None:
 # --- steps of experiments -------------------------------------------------------------------------
 
 
-def experiment(micro_batches: int, text: str = "", **plan: Any) -> Experiment:
+def experiment(micro_batches: int, text: str = "", tokens: int = 2048, **plan: Any) -> Experiment:
     """A small GPT on two nodes of A100s."""
     plan = {"tp": 2, "pp": 4, "micro_batch": 1, **plan}
     replicas = 16 // (plan["tp"] * plan["pp"])
     plan["global_batch"] = micro_batches * replicas * plan["micro_batch"]
     return read_experiment(
         "[model]\nfamily = 'gpt'\nlayers = 8\nhidden = 2048\nheads = 16\nvocab = 51200\n"
-        f"seq_len = 1024\n{plan_text(**plan)}[cluster]\npreset = 'dgx-a100'\nnodes = 2\n{text}",
+        f"seq_len = {tokens}\n{plan_text(**plan)}[cluster]\npreset = 'dgx-a100'\nnodes = 2\n{text}",
         "long.toml",
         ["framework.name=none"],
     )
+
+
+def numbered(values: np.ndarray) -> list[int]:
+    """Return each value's number, in the order in which values come first."""
+    order = list(dict.fromkeys(values.tolist()))
+    return [order.index(each) for each in values.tolist()]
 
 
 def differences(one: Any, other: Any, name: str = "") -> list[str]:
@@ -150,6 +156,8 @@ def differences(one: Any, other: Any, name: str = "") -> list[str]:
     elif isinstance(one, np.ndarray) and one.dtype.kind == "f":
         return [] if np.allclose(one, other, rtol=1e-9, equal_nan=True) else [name]
     elif isinstance(one, np.ndarray):
+        if name == ".classes.table":  # numbered by what tables hold, of which a long step has more
+            one, other = numbered(one), numbered(other)
         return [] if np.array_equal(one, other) else [name]
     elif isinstance(one, float):
         return [] if one == pytest.approx(other, rel=1e-12) else [name]
@@ -168,7 +176,7 @@ def differences(one: Any, other: Any, name: str = "") -> list[str]:
         lambda: experiment(96, tp=2, pp=1),  # links shared at the end
         lambda: experiment(96, tp=1, pp=1, zero=3),
         lambda: experiment(128, "[overlap]\nmodel = 'off'\n"),
-        lambda: experiment(128, "[variation.speeds]\n3 = 0.9\n", tp=4),
+        lambda: experiment(128, "[variation.speeds]\n3 = 0.9\n", 1024, tp=4),
         lambda: experiment(96, tp=8, pp=1, cuda_graphs=True),
     ],
 )
@@ -191,7 +199,7 @@ def test_results_of_a_long_step_are_those_of_the_whole(made: Callable[[], Experi
         lambda: experiment(128, schedule="gpipe"),
         lambda: experiment(128, schedule="zb-h1"),
         lambda: experiment(128, "[variation]\nkernels = 0.02\n"),
-        lambda: experiment(128, "[variation.speeds]\n3 = 0.9\n"),  # one replica is slower
+        lambda: experiment(128, "[variation.speeds]\n3 = 0.9\n", 1024),  # one replica is slower
         lambda: experiment(128, "[overlap]\nmodel = 'coupled'\n"),
     ],
 )
