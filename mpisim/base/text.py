@@ -278,7 +278,7 @@ def percentage(share: float, digits: int = 0, *, signed: bool = False) -> str:
 
 
 def error_bar(error: float) -> str:
-    """Show a relative error, one standard deviation, with two digits.
+    """Relative error (one standard deviation) → text with two digits, as ``± 15 %``.
 
     Examples
     --------

@@ -64,7 +64,7 @@ def composite_key(func: Any) -> Any:
 
 
 class NoShapesError(InputError):
-    """An operator of PyTorch gives no shapes without a device."""
+    """Raised where PyTorch cannot tell the shapes that an operator returns without a GPU."""
 
 
 class RegisteredKernels:

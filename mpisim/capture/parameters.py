@@ -56,7 +56,7 @@ def _become(parameter: Any, kind: type) -> None:
 
 @cache
 def _both(kind: type) -> type:
-    """Return the class of a program's parameters that have no memory."""
+    """Subclass of torch.nn.Parameter → the same class, for fake tensors without memory."""
     own: Any = kind
     makers = {"__new__": FakeTensor.__new__, "__init__": own.__init__, "made_of": kind}
     return type(kind.__name__, (FakeTensor, kind), makers)

@@ -155,7 +155,7 @@ def as_pipe(network: LayerStack, stages: int, micro_batches: int) -> LayerStack:
 
 
 def last_is_kept(program: Program) -> Program:
-    """Pipeline that computes activations again → the same but for the last micro-batch.
+    """Pipeline with recomputation → without that of the last micro-batch, as `Pipe` does.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def _last_is_kept(table: Table) -> Table:
     gone = last & (table.phase == Phase.RECOMPUTE)
     number = np.cumsum(~gone) - 1
     stands_for: dict[int, set[int]] = {}
-    """Row that is left out → rows to wait for in its place."""
+    """Row of a table that is left out → the rows that its dependents wait for instead."""
     owed: dict[int, set[int]] = {}
     """Stream → rows that its next one has to wait for."""
     before: dict[int, int] = {}

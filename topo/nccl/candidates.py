@@ -189,7 +189,7 @@ def _tuner_estimate(
     constants: NcclConstants,
     rccl: RcclConstants | None,
 ) -> TunerEstimate:
-    """Return the library's own estimate: its constants, and the links as it sees them."""
+    """Candidate → time that the tuner of NCCL or RCCL estimates with its own constants."""
     of: LatencyConstants = constants if rccl is None else rccl.believed
     step = step_latency(algorithm, protocol, system, settings, shape, seen, of)
     # NCCL counts one step for a chain on equal channels, as nothing else could be chosen.

@@ -30,7 +30,7 @@ __all__ = [
 FILE = "nccl.toml"
 
 AMD = "cdna"
-"""The architecture of AMD's GPUs, whatever their kind, which run RCCL."""
+"""Architecture of all AMD GPUs; communications among these are RCCL's."""
 
 ALGORITHMS = ("tree", "ring", "collnet-direct", "collnet-chain", "nvls", "nvls-tree", "pat")
 """In NCCL's order: of equally fast ones it takes the first."""
@@ -50,7 +50,7 @@ _US = 1e-6
 
 
 class LatencyConstants(Protocol):
-    """What a tuner believes of latencies: NCCL's constants, or RCCL's."""
+    """Latencies in the tables of the library's tuner: those of NCCL, or those of RCCL."""
 
     @property
     def base(self) -> Mapping[str, tuple[float, ...]]:
@@ -59,7 +59,7 @@ class LatencyConstants(Protocol):
 
     @property
     def hop(self) -> Mapping[str, Mapping[str, tuple[float, ...]]]:
-        """Latency of a step by link, algorithm, protocol."""
+        """Link, algorithm, protocol → latency of one step of a ring or tree, in seconds."""
         ...
 
     @property

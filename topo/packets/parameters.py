@@ -52,7 +52,7 @@ def packet_settings(
     switching: Switching = "cut-through",
     seed: int = 0,
 ) -> PacketSettings:
-    """Name of a set of parameters, and changes of single ones → settings.
+    """Name of a set of parameters in data/packets.toml, changed values → settings.
 
     Parameters
     ----------
