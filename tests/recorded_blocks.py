@@ -177,7 +177,7 @@ def _restore(it: CachingAllocator, segments: Segments, used: dict[int, int]) -> 
             it.allocated += used[address]
             it.active += used[address]
             it.requested += used[address]
-        it.reserved += hi - lo
+        it._segments.reserved += hi - lo
     return found
 
 

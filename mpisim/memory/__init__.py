@@ -27,6 +27,8 @@ PyTorch's caching allocator, for recorded allocations (independent of the module
     PYTORCH_CUDA_ALLOC_CONF, parsed.
 `blocks`
     `Block` and `Pool`, the data structures of the allocator.
+`segments`
+    `Segments`: what the driver gives and takes, by segments or page by page.
 `caching_allocator`
     `CachingAllocator`: takes, splits, joins and gives back blocks.
 `allocations`

@@ -18,7 +18,8 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from .allocator_settings import AllocatorSettings
 from .blocks import Block
-from .caching_allocator import CachingAllocator, OutOfMemoryError, Recorder
+from .caching_allocator import CachingAllocator, OutOfMemoryError
+from .segments import Recorder
 
 __all__ = ["Action", "Allocations", "Holder", "Recorded", "Usage", "holders", "replay"]
 

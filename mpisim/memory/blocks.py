@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-__all__ = ["Block", "Expandable", "Pool", "can_grow_to", "is_idle", "mapped_range"]
+__all__ = ["Block", "Expandable", "Pool", "can_grow_to", "is_idle", "mapped_range", "merge"]
 
 
 class Expandable:
@@ -145,3 +145,37 @@ def mapped_range(head: Block) -> list[Block]:
     while (following := blocks[-1].next) is not None and following.mapped:
         blocks.append(following)
     return blocks
+
+
+def merge(block: Block, other: Block | None) -> None:
+    """Make a neighbour part of a block, if it is free and as mapped as that.
+
+    Parameters
+    ----------
+    block : Block
+        In no pool.
+    other : Block or None
+        Before it or behind it; None where the segment begins or ends.
+    """
+    if (
+        other is None
+        or other.allocated
+        or other.waiting
+        or other.uses
+        or other.mapped is not block.mapped
+    ):
+        return
+    if other.mapped:
+        block.pool.erase(other)
+    else:
+        block.pool.erase_unmapped(other)
+    if other is block.previous:
+        block.address = other.address
+        block.previous = other.previous
+        if block.previous is not None:
+            block.previous.next = block
+    else:
+        block.next = other.next
+        if block.next is not None:
+            block.next.previous = block
+    block.size += other.size

@@ -2,9 +2,9 @@
 
 Block by block the rules of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.9 and later, with the same
 names for what they do). What the hardware decides is an input: when another stream has done with a
-block (`synchronize`), and how much memory there is. Addresses are those of a driver that never
-gives one twice; among blocks of equal size PyTorch takes the one of the segment that was made
-first, which is the one of the lowest address here.
+block (`synchronize`), and how much memory there is. Which free block a request gets, what is split
+and joined, and when cached memory goes back to the driver is here; what the driver gives and takes
+is in `.segments`.
 
 Not simulated: private pools (CUDA graphs, `torch.cuda.MemPool`), and `cudaMallocAsync`.
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ..base.errors import MpisimError
 from .allocator_settings import AllocatorSettings
-from .blocks import Block, Expandable, Pool, can_grow_to, is_idle, mapped_range
+from .blocks import Block, Pool, can_grow_to, mapped_range, merge
+from .segments import LARGE_ROUNDING, SMALL_SEGMENT, Recorder, Segments
 
-__all__ = ["CachingAllocator", "OutOfMemoryError", "Recorder"]
+__all__ = ["CachingAllocator", "OutOfMemoryError"]
 
 LEAST_BLOCK = 512
 """Sizes are multiples of this (kMinBlockSize)."""
@@ -27,23 +28,8 @@ LEAST_BLOCK = 512
 MAX_SMALL_REQUEST = 1 << 20
 """Requests of at most this size come from the small pool (kSmallSize)."""
 
-SMALL_SEGMENT = 2 << 20
-"""Size of the small pool's segments (kSmallBuffer)."""
-
 LEAST_LARGE = 10 << 20
 """Requests of at least this size get a segment of their own (kMinLargeAlloc)."""
-
-LARGE_ROUNDING = 2 << 20
-"""... of a multiple of this (kRoundLarge)."""
-
-FIRST_ADDRESS = 1 << 45
-UNBOUNDED = 1 << 46
-"""Bytes of address space of an expandable segment where the memory has no bound."""
-
-Recorder = Callable[[str, int, int, int], None]
-"""Called with what happened, an address, bytes and a stream, as PyTorch's memory snapshots say it:
-``alloc``, ``free_requested``, ``free_completed``, ``segment_alloc``, ``segment_free``,
-``segment_map``, ``segment_unmap``, ``oom``."""
 
 
 class OutOfMemoryError(MpisimError):
@@ -87,15 +73,11 @@ class CachingAllocator:
 
     Attributes
     ----------
-    allocated, requested, active, reserved : int
+    allocated, requested, active : int
         Bytes of blocks that are allocated; what was asked for of those that are active; of blocks
-        that are allocated or wait for a stream; of all segments.
-    segments : int
-        Segments from cudaMalloc, and expandable ones.
+        that are allocated or wait for a stream.
     retries : int
         Allocations for which all cached memory was given back (`num_alloc_retries`).
-    driver_calls : int
-        cudaMalloc, cudaFree, and mappings of memory to address space.
 
     Examples
     --------
@@ -116,15 +98,32 @@ class CachingAllocator:
         recorder: Recorder | None = None,
     ) -> None:
         self.settings = settings or AllocatorSettings()
-        self.capacity = capacity
-        self.device = capacity if device is None else device
         self.recorder = recorder
-        self.allocated = self.requested = self.active = self.reserved = 0
-        self.segments = self.retries = self.driver_calls = 0
+        self.allocated = self.requested = self.active = self.retries = 0
+        self._segments = Segments(capacity, device, recorder)
         self._small, self._large = Pool(True), Pool(False)
         self._waiting: dict[int, deque[Block]] = {}
         self._passed: dict[int, int] = {}
-        self._next_address = FIRST_ADDRESS
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes that the driver can give; None: no bound."""
+        return self._segments.capacity
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of all segments."""
+        return self._segments.reserved
+
+    @property
+    def segments(self) -> int:
+        """Segments from cudaMalloc, and expandable ones."""
+        return self._segments.count
+
+    @property
+    def driver_calls(self) -> int:
+        """Calls of cudaMalloc and cudaFree, and mappings of memory to address space."""
+        return self._segments.driver_calls
 
     # --- what programs do ---
 
@@ -263,7 +262,10 @@ class CachingAllocator:
     def _free_block(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Take the best fit out of the cache (`get_free_block`)."""
         settings = self.settings
-        if settings.garbage_collection_threshold > 0 and self._allowed() is not None:
+        if (
+            settings.garbage_collection_threshold > 0
+            and self._segments.allowed(self.settings) is not None
+        ):
             pool.searches += 1
         free = pool.free.get(stream)
         if not free:
@@ -298,7 +300,10 @@ class CachingAllocator:
 
     def _new_block(self, pool: Pool, size: int, stream: int) -> Block:
         """Have the driver make a block, after giving back what is cached where it must be."""
-        if self.settings.garbage_collection_threshold > 0 and self._allowed() is not None:
+        if (
+            self.settings.garbage_collection_threshold > 0
+            and self._segments.allowed(self.settings) is not None
+        ):
             self._collect_garbage()
         if size <= MAX_SMALL_REQUEST:
             segment = SMALL_SEGMENT
@@ -306,53 +311,19 @@ class CachingAllocator:
             segment = self.settings.large_segment_size
         else:
             segment = -(-size // LARGE_ROUNDING) * LARGE_ROUNDING
-        block = self._from_driver(pool, size, segment, stream)
+        block = self._segments.block(self.settings, pool, size, segment, stream)
         if block is None and self._release_available(pool, size, stream):
-            block = self._from_driver(pool, size, segment, stream)
+            block = self._segments.block(self.settings, pool, size, segment, stream)
         if block is None:
             self.empty_cache()
             self.retries += 1
-            block = self._from_driver(pool, size, segment, stream)
+            block = self._segments.block(self.settings, pool, size, segment, stream)
         if block is None:
-            free = max(self._reservable() - self.reserved, 0)
+            free = max(self._segments.reservable(self.settings) - self.reserved, 0)
             if self.recorder is not None:
                 self.recorder("oom", free, size, stream)
             raise OutOfMemoryError(segment, free, self.allocated, self.reserved)
         return block
-
-    def _from_driver(self, pool: Pool, size: int, segment: int, stream: int) -> Block | None:
-        """Ask the driver for a segment (`alloc_block`); None where it has no memory."""
-        allowed = self._allowed()
-        if allowed is not None and self.reserved + segment > allowed:
-            return None
-        if self.settings.expandable_segments:
-            return self._expanded(pool, size, stream)
-        if self.capacity is not None and self.reserved + segment > self.capacity:
-            return None
-        block = Block(stream, segment, pool, self._new_addresses(segment))
-        self.reserved += segment
-        self.segments += 1
-        self.driver_calls += 1
-        if self.recorder is not None:
-            self.recorder("segment_alloc", block.address, segment, stream)
-        return block
-
-    def _new_addresses(self, size: int) -> int:
-        address = self._next_address
-        self._next_address += -(-size // LARGE_ROUNDING) * LARGE_ROUNDING
-        return address
-
-    def _allowed(self) -> int | None:
-        """Return the bytes that the process may reserve, if it is given a share of the GPU."""
-        share = self.settings.memory_fraction
-        if share is None or share >= 1 or self.device is None:
-            return None
-        return int(share * self.device)
-
-    def _reservable(self) -> int:
-        """Return the bytes that can be reserved."""
-        bounds = [each for each in (self.capacity, self._allowed()) if each is not None]
-        return min(bounds, default=UNBOUNDED)
 
     def _free(self, block: Block) -> None:
         """Put a block that nobody uses into the cache, together with free neighbours."""
@@ -360,34 +331,9 @@ class CachingAllocator:
             self.recorder("free_completed", block.address, block.requested, block.stream)
         self.active -= block.size
         self.requested -= block.requested
-        self._merge(block, block.previous)
-        self._merge(block, block.next)
+        merge(block, block.previous)
+        merge(block, block.next)
         block.pool.insert(block)
-
-    def _merge(self, block: Block, other: Block | None) -> None:
-        """Make a neighbour part of a block, if it is free and as mapped as that."""
-        if (
-            other is None
-            or other.allocated
-            or other.waiting
-            or other.uses
-            or other.mapped is not block.mapped
-        ):
-            return
-        if other.mapped:
-            block.pool.erase(other)
-        else:
-            block.pool.erase_unmapped(other)
-        if other is block.previous:
-            block.address = other.address
-            block.previous = other.previous
-            if block.previous is not None:
-                block.previous.next = block
-        else:
-            block.next = other.next
-            if block.next is not None:
-                block.next.previous = block
-        block.size += other.size
 
     def _process_events(self) -> None:
         """Free blocks whose streams have passed."""
@@ -404,27 +350,18 @@ class CachingAllocator:
 
     # --- giving back ---
 
-    def _release(self, block: Block) -> None:
-        """Give a segment back (`release_block`)."""
-        block.pool.erase(block)
-        self.reserved -= block.size
-        self.segments -= 1
-        self.driver_calls += 1
-        if self.recorder is not None:
-            self.recorder("segment_free", block.address, block.size, block.stream)
-
     def _release_blocks(self, pool: Pool) -> None:
         """Give back all segments, and all pages, that are free as a whole."""
         blocks = [each[2] for stream in sorted(pool.free) for each in pool.free[stream]]
         for block in blocks:
             if block.expandable is None and not block.split:
-                self._release(block)
+                self._segments.release(block)
         for block in blocks:
             if block.expandable is not None:
-                self._unmap(block)
+                self._segments.unmap(block)
                 if not block.mapped and not block.split:
                     pool.erase_unmapped(block)
-                    self.segments -= 1
+                    self._segments.count -= 1
 
     def _release_available(self, pool: Pool, size: int, stream: int) -> bool:
         """Give back blocks too large to be split, only as many as a request takes.
@@ -438,7 +375,7 @@ class CachingAllocator:
         free = pool.free.get(stream, [])
         at = bisect_left(free, (wanted,))
         if at < len(free) and free[at][2].expandable is None:
-            self._release(free[at][2])
+            self._segments.release(free[at][2])
             return True
         released = 0
         for block in [each[2] for each in reversed(free[:at])]:
@@ -446,12 +383,12 @@ class CachingAllocator:
                 break
             if block.expandable is None:
                 released += block.size
-                self._release(block)
+                self._segments.release(block)
         return released >= wanted
 
     def _collect_garbage(self) -> None:
         """Give back segments that have not been used for long (`garbage_collect_cached_blocks`)."""
-        allowed = self._allowed()
+        allowed = self._segments.allowed(self.settings)
         if allowed is None:
             return
         threshold = int(self.settings.garbage_collection_threshold * allowed)
@@ -479,108 +416,7 @@ class CachingAllocator:
                     reclaimed += block.size
                     total -= pool.searches - block.age
                     count -= 1
-                    self._release(block)
+                    self._segments.release(block)
                 else:
                     kept.append(block)
             whole = kept
-
-    # --- expandable segments ---
-
-    def _expanded(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map memory behind free blocks until they hold a request."""
-        block = self._expandable_block(pool, size, stream)
-        if block is None or (not block.mapped and not self._map(block, min(block.size, size))):
-            return None
-        while block.size < size:
-            following = block.next
-            assert following is not None
-            if not self._map(following, min(size - block.size, following.size)):
-                return None
-            block = following
-        pool.erase(block)
-        return block
-
-    def _expandable_block(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Return the first block with room for a request behind it (`find_expandable_block`)."""
-        for _, block in pool.unmapped.get(stream, ()):
-            first = block
-            if block.previous is not None and is_idle(block.previous):
-                first = block.previous
-            room = 0
-            each: Block | None = first
-            while room < size and each is not None and is_idle(each):
-                room += each.size
-                each = each.next
-            if room >= size:
-                return first
-        page = SMALL_SEGMENT if pool.small else self.settings.large_segment_size
-        device = self.device
-        space = UNBOUNDED if device is None else device + device // 8
-        space = -(-space // page) * page
-        if space < size:
-            return None
-        segment = Expandable(self._new_addresses(space), page, space)
-        block = Block(stream, space, pool, segment.address, segment, mapped=False)
-        pool.insert_unmapped(block)
-        self.segments += 1
-        return block
-
-    def _map(self, block: Block, size: int) -> bool:
-        """Give memory to the begin of a block (`map_block`)."""
-        segment = block.expandable
-        assert segment is not None
-        mapped = -(-size // segment.page) * segment.page
-        if self.capacity is not None and self.reserved + mapped > self.capacity:
-            return False
-        pool = block.pool
-        pool.erase_unmapped(block)
-        block.mapped = True
-        if mapped < block.size:
-            rest = Block(
-                block.stream,
-                block.size - mapped,
-                pool,
-                block.address + mapped,
-                segment,
-                mapped=False,
-            )
-            rest.link(block, block.next)
-            pool.insert_unmapped(rest)
-            block.size = mapped
-        if self.recorder is not None:
-            self.recorder("segment_map", block.address, mapped, block.stream)
-        self._merge(block, block.previous)
-        self._merge(block, block.next)
-        pool.insert(block)
-        self.reserved += mapped
-        self.driver_calls += 1
-        return True
-
-    def _unmap(self, block: Block) -> None:
-        """Give back the pages of a free block that it fills (`unmap_block`)."""
-        segment = block.expandable
-        assert segment is not None
-        page, pool = segment.page, block.pool
-        begin = segment.address + -(-(block.address - segment.address) // page) * page
-        end = block.address + block.size
-        end -= (end - segment.address) % page
-        if begin >= end:
-            return
-        pool.erase(block)
-        before, after = begin - block.address, block.address + block.size - end
-        if before:
-            part = Block(block.stream, before, pool, block.address, segment)
-            part.link(block.previous, block)
-            pool.insert(part)
-        if after:
-            part = Block(block.stream, after, pool, end, segment)
-            part.link(block, block.next)
-            pool.insert(part)
-        block.address, block.size, block.mapped = begin, end - begin, False
-        self._merge(block, block.previous)
-        self._merge(block, block.next)
-        pool.insert_unmapped(block)
-        self.reserved -= end - begin
-        self.driver_calls += 1
-        if self.recorder is not None:
-            self.recorder("segment_unmap", begin, end - begin, block.stream)
