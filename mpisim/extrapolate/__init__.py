@@ -8,6 +8,8 @@ To be read in this order:
     Which pass launched a kernel, and for which node of autograd.
 `whole`
     Whether a trace is a whole training step of one GPU.
+`step_rows`
+    Rows of a trace → those of one step, marked or not.
 `kineto_step`, `triosim_step`, `captured_step`
     Kineto's traces, TrioSim's tables, captured programs of one rank → traced step.
 `roles`

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from ..experiment import Plan
 from ..kernels import find_gpu, gpu_name
 from .expert_parallel import experts_of
-from .kineto_step import unknown_operators
-from .step import TracedStep
+from .step import TracedKernel, TracedStep
 from .target import Target
 
 __all__ = ["assumptions_of"]
@@ -151,7 +151,17 @@ def _of_optimizer(step: TracedStep, plan: Plan) -> Iterator[str]:
 
 
 def _of_unknown(step: TracedStep, plan: Plan, others: list[str]) -> Iterator[str]:
-    unknown = unknown_operators(step)
+    unknown = _unknown_operators(step)
     if unknown and (plan.micro_batch != step.batch or others or plan.tp > 1):
         named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(5))
         yield f"operators without a rule, scaled by the bytes of their tensors: {named}"
+
+
+def _unknown_operators(step: TracedStep) -> Counter[str]:
+    """Return the operators of a step that no rule describes, by how many kernels each launched."""
+    tasks = [task for one in step.operators for task in (*one.forward, *one.backward)]
+    return Counter(
+        each.operator
+        for each in (*tasks, *step.optimizer, *step.zeroing)
+        if isinstance(each, TracedKernel) and not each.known and each.operator != "copy"
+    )

@@ -3,7 +3,7 @@
 Which rows there are, what the CPU takes between them and where it waits is what a replay of the
 trace has (:mod:`mpisim.traces`); what each kernel computes is what the table of operators says of
 its call (:mod:`mpisim.traces.operator_calls`). Here both are joined, and sorted into passes and
-layers:
+layers (which of a trace's rows are the step: `.step_rows`):
 
 forward
     What the CPU launched outside of ``autograd::engine``. Autograd numbers the nodes it makes; an
@@ -22,7 +22,6 @@ optimizer
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +36,6 @@ from ..kernels.operations import Copy, Elementwise, Kernel
 from ..operators import OperatorCall
 from ..operators.tensors import all_tensors
 from ..program import Kind, Table
-from ..results.step_times import step_times
 from ..traces import Lowered, Source, find_sources, read_program
 from ..traces.et_shapes import execution_trace_beside, has_shapes, with_shapes_of
 from ..traces.gradients import EVALUATE, is_backward
@@ -62,7 +60,8 @@ from .step import (
     TracedWait,
     taken_as_one_stream,
 )
-from .whole import check_end, check_whole, nodes_without_forward
+from .step_rows import StepRows
+from .whole import check_end, check_whole
 
 LOADERS: Mapping[str, Literal["process", "workers"]] = {
     "_SingleProcessDataLoaderIter.__next__": "process",
@@ -110,11 +109,10 @@ def read_kineto_step(
     traced = read_program(sources, MPI.COMM_SELF, np.zeros(1, np.int32))
     lowered = traced.facts[0].lowered
     names = traced.program.names
-    reader = _Reader(trace, lowered, names, calls)
-    reader.notes += notes
-    chosen = reader.choose(step)
+    reader = _Reader(trace, lowered, names, calls, notes)
+    chosen = reader.steps.choose(step)
     name, assumed = _gpu_of(trace, gpu)
-    reader.notes += assumed
+    notes += assumed
     return reader.step(chosen, name, batch)
 
 
@@ -197,6 +195,8 @@ class _Reader:
     names : tuple of str
         Of rows.
     calls : list of LaunchedCall
+    notes : list of str
+        What the step rests on; what is found is added.
     """
 
     def __init__(
@@ -205,90 +205,19 @@ class _Reader:
         lowered: Lowered,
         names: tuple[str, ...],
         calls: list[LaunchedCall],
+        notes: list[str],
     ) -> None:
         self.trace, self.lowered, self.names = trace, lowered, names
         self.table: Table = lowered.table
-        self.measured = step_times(self.table, names, lowered.begin, lowered.end)
-        self._call_of = {op: i for i, call in enumerate(calls) for op in call.ops}
         self.calls = calls
         self.passes = Passes(trace)
-        self._launched = self.passes.launched
-        self.notes: list[str] = []
+        self.steps = StepRows(trace, lowered, names, self.passes, calls, notes)
+        self._call_of, self._launched = self.steps.call_of, self.passes.launched
+        self.notes = notes
         self._bandwidth = 0.0
         self._zeroing: list[TracedTask] = []
         self._zeroing_at = 0
         self._loader: Literal["", "process", "workers"] = ""
-
-    # --- which step -------------------------------------------------------------------------------
-
-    def choose(self, step: int | None) -> tuple[int, np.ndarray]:
-        """Return the number of a step, -1 where none is marked, and its rows."""
-        path, marked = self.trace.path, sorted(s for s in self.measured if s >= 0)
-        if marked:
-            if step is None:
-                known = [s for s in marked if self._has_shapes(self._rows_of(s))]
-                by_time = sorted(known or marked, key=lambda s: (self.measured[s], s))
-                step = by_time[(len(by_time) - 1) // 2]
-                if len(marked) > 1:
-                    self.notes.append(f"ProfilerStep#{step}, of median length among {len(marked)}")
-            if step not in marked:
-                raise InputError(
-                    f"{path}: has no step {step}; it has {', '.join(map(str, marked))}"
-                )
-            return step, self._rows_of(step)
-        rows = np.arange(len(self.table))
-        cycles = self._cycles(rows)
-        if len(cycles) == 1:
-            if step is not None:
-                raise InputError(f"{path}: marks no steps (ProfilerStep#N); --step names one")
-            return -1, rows
-        kinds = {self._signature(each) for each in cycles[1:-1] or cycles}
-        if len(kinds) > 1:
-            raise TraceError(
-                f"{path}: forward and backward passes take turns {len(cycles)} times, and differ: "
-                "of two models, or of a step in parts; one step of one model is needed (mark "
-                "steps: profiler.step())"
-            )
-        known = [i for i, each in enumerate(cycles) if self._has_shapes(each)]
-        known = known or list(range(len(cycles)))
-        middle = known[len(known) // 2]
-        self.notes.append(f"{len(cycles)} steps without marks; the {middle + 1}. is taken")
-        return -1, cycles[middle]
-
-    def _has_shapes(self, rows: np.ndarray) -> bool:
-        """Whether calls in some rows have shapes: an execution trace has those of one step."""
-        ops = [int(op) for op in self.lowered.op[rows] if op >= 0]
-        calls = [self.calls[self._call_of[op]].call for op in ops if op in self._call_of]
-        found = sum(next(all_tensors(call.inputs), None) is not None for call in calls)
-        return 2 * found > len(calls)
-
-    def _rows_of(self, step: int) -> np.ndarray:
-        """Return the rows of a marked step, with what comes between it and the one before."""
-        own = np.flatnonzero(self.table.step == step)
-        before = np.flatnonzero(self.table.step == step - 1)
-        first = int(before[-1]) + 1 if len(before) and before[-1] < own[0] else int(own[0])
-        return np.arange(first, int(own[-1]) + 1)
-
-    def _cycles(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Return rows cut where a forward pass begins behind a backward one."""
-        cuts, behind = [0], False
-        for place, row in enumerate(rows.tolist()):
-            op = int(self.lowered.op[row])
-            if op < 0:
-                continue
-            kind = self.passes.of(op, after_backward=behind)
-            if kind == "forward" and behind:
-                cuts.append(place)
-                behind = False
-            behind |= kind == "backward"
-        return [part for part in np.split(rows, cuts[1:]) if len(part)]
-
-    def _signature(self, rows: np.ndarray) -> int:
-        """Return how many kernels of the backward pass a cycle has."""
-        ops = [int(op) for op in self.lowered.op[rows] if op >= 0]
-        return sum(self.passes.of(op, after_backward=False) == "backward" for op in ops)
-
-    # --- the step ---------------------------------------------------------------------------------
 
     def step(self, chosen: tuple[int, np.ndarray], gpu: str, batch: int | None) -> TracedStep:
         """Return the step that some rows are of."""
@@ -296,7 +225,7 @@ class _Reader:
         ops = [int(op) for op in self.lowered.op[rows] if op >= 0]
         check_end(self.passes, ops, f"ProfilerStep#{number}" if number >= 0 else "")
         self._check_streams(rows)
-        self._check_one_pass(rows)
+        self.steps.check_one_pass(rows)
         self._bandwidth = find_gpu(gpu).bandwidth.si
         found, optimizer = self._sorted(rows, number)
         self._parameters(found, rows)
@@ -305,7 +234,7 @@ class _Reader:
         paths = module_paths(self.trace, np.array([each.time for each in found], np.int64))
         source = str(self.trace.path)
         known = described(operators, paths, self._described, parameters, batch, source)
-        measured = self.measured.get(number) if number >= 0 else None
+        measured = self.steps.measured.get(number) if number >= 0 else None
         if measured is None:
             on_device = rows[self.table.is_device[rows]]
             measured = int(self.lowered.end[on_device].max() - self.lowered.begin[on_device].min())
@@ -326,25 +255,6 @@ class _Reader:
             loader=self._loader,
         )
 
-    def _check_one_pass(self, rows: np.ndarray) -> None:
-        """Refuse a step of several backward passes, or without all of its forward pass."""
-        passes = sum(self._signature(each) > 0 for each in self._cycles(rows))
-        if passes > 1:
-            raise TraceError(
-                f"{self.trace.path}: the step that is taken has {passes} forward and backward "
-                "passes that take turns: of several models, or of micro-batches whose gradients "
-                "are added up; a step of one model with one pass each is needed"
-            )
-        lost = nodes_without_forward(
-            self.passes, [int(op) for op in self.lowered.op[rows] if op >= 0]
-        )
-        if lost:
-            raise TraceError(
-                f"{self.trace.path}: {lost} kernels of the backward pass belong to forward "
-                "operators that are not in the trace: layers are missing; recording has to begin "
-                "before the step does"
-            )
-
     def _check_streams(self, rows: np.ndarray) -> None:
         """Refuse a step whose kernels run side by side."""
         on_device = rows[self.table.is_device[rows]]
@@ -361,7 +271,7 @@ class _Reader:
         early: list[TracedTask] = []
         host, behind, at = 0, False, -1
         table = self.table
-        ahead = self._ahead(rows, number)
+        ahead = self.steps.ahead(rows, number)
         if number < 0:  # a recording without marks is as long as its device is at work
             on_device = np.flatnonzero(table.is_device[rows])
             rows = rows[on_device[0] : on_device[-1] + 1]
@@ -425,7 +335,7 @@ class _Reader:
             raise TraceError(f"{self.trace.path}: the step has no forward pass")
         if not behind:
             raise TraceError(f"{self.trace.path}: the step that is taken has no backward pass")
-        if host and self._ends_on_host(number):
+        if host and self.steps.ends_on_host(number):
             (optimizer or found[0].backward).append(TracedWait("end of step", host, 0))
         return found, optimizer
 
@@ -451,36 +361,6 @@ class _Reader:
         name = kernel.kept or f"row {awaited}"
         tasks[place] = replace(kernel, kept=name)
         return name
-
-    def _ends_on_host(self, number: int) -> bool:
-        """Whether a step lasts until the CPU is done with it, too: the only one that is marked."""
-        return number >= 0 and len([s for s in self.measured if s >= 0]) == 1
-
-    def _ahead(self, rows: np.ndarray, number: int) -> int:
-        """Return how long the CPU has been at a step when the device ends the one before, in ps.
-
-        Where steps follow each other, one lasts from the end of the one before on the device. What
-        the CPU does for it until then is no part of its time.
-        """
-        if number < 0:  # a recording without marks begins with its first kernel
-            first = int(rows[self.table.is_device[rows]][0])
-            began = self._launched.get(int(self.lowered.op[first]))
-            return 0 if began is None else max(0, int(self.lowered.begin[first]) - began)
-        before = np.flatnonzero(self.table.is_device & (self.table.step == number - 1))
-        if not len(before):
-            return 0
-        row = int(rows[0])
-        op = int(self.lowered.op[row])
-        began = self._launched.get(op) if op >= 0 else int(self.lowered.begin[row])
-        if began is None:
-            return 0
-        ahead = int(self.lowered.end[before].max()) - (began - int(self.table.host[row]))
-        if ahead > 0:
-            self.notes.append(
-                f"the CPU is {ahead / 1e9:.1f} ms ahead of the device where the step begins, as in "
-                "the trace"
-            )
-        return max(0, ahead)
 
     def _loading(self, op: int, host: int) -> int:
         """Of the CPU's time before a launch, what it was in a data loader, in ps.
@@ -594,13 +474,3 @@ class _Reader:
             output=output,
             statistics=statistics,
         )
-
-
-def unknown_operators(step: TracedStep) -> Counter[str]:
-    """Return the operators of a step that no rule describes, by how many kernels each launched."""
-    tasks = [task for one in step.operators for task in (*one.forward, *one.backward)]
-    return Counter(
-        each.operator
-        for each in (*tasks, *step.optimizer, *step.zeroing)
-        if isinstance(each, TracedKernel) and not each.known and each.operator != "copy"
-    )
