@@ -22,7 +22,7 @@ from mpisim.base.errors import InputError, OutputError
 from mpisim.cli import main
 from mpisim.experiment import ProgramExperiment
 from mpisim.extrapolate import Extrapolated, Target, TracedStep, extrapolate, read_step
-from mpisim.extrapolate.grow import several_gpus
+from mpisim.extrapolate.error_sources import several_gpus
 from mpisim.extrapolate.layers import balanced
 from mpisim.extrapolate.step import TracedKernel
 from mpisim.extrapolate.triosim_write import write_tables

@@ -8,7 +8,7 @@ from execution_traces import MM, Writer, tensor
 
 from mpisim.traces.et import read_et
 from mpisim.traces.kernel_order import check_dependencies, kernel_dependencies
-from mpisim.traces.kineto import read_kineto
+from mpisim.traces.kineto_file import read_kineto
 from mpisim.traces.link import link_traces
 
 # Operator, begin of its launch, and its kernels as (stream, begin, end), in µs.

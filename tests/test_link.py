@@ -7,7 +7,7 @@ from execution_traces import MM, Writer, tensor
 
 from mpisim.base.errors import TraceError
 from mpisim.traces.et import read_et
-from mpisim.traces.kineto import read_kineto
+from mpisim.traces.kineto_file import read_kineto
 from mpisim.traces.link import link_traces
 
 NAMES = ["aten::linear", "aten::mm", "aten::relu", "aten::mm", "aten::sum", "aten::div"] * 4

@@ -25,7 +25,7 @@ from mpisim.replay import read_job
 from mpisim.results.step_times import step_times
 from mpisim.traces.et_program import execution_traces, host_overhead_times, price_job
 from mpisim.traces.gradients import Partners
-from mpisim.traces.kineto import read_kineto
+from mpisim.traces.kineto_file import read_kineto
 from mpisim.traces.operator_calls import launched_calls
 
 

@@ -12,8 +12,8 @@ from mpisim.data import names
 from mpisim.experiment import Experiment, load, read
 from mpisim.experiment.profiles import NO_FRAMEWORK, common_practice
 from mpisim.experiment.tables import TABLES
+from mpisim.prediction.framework_lines import PRACTICE
 from mpisim.prediction.prepared import prepare
-from mpisim.prediction.statements import PRACTICE
 from mpisim.simulate import simulate
 
 ROW = """\

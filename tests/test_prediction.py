@@ -28,9 +28,10 @@ from mpisim.experiment import (
     read,
 )
 from mpisim.kernels import Roofline
+from mpisim.prediction.framework_lines import PRACTICE
 from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared import PreparedExperiment, prepare
-from mpisim.prediction.statements import PRACTICE, statements
+from mpisim.prediction.statements import statements
 from mpisim.prediction.step_constants import packaged_constants
 from mpisim.prediction.uncertainty import error_bar, propagate
 from mpisim.program import Operation, Program, ProgramBuilder

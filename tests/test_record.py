@@ -18,7 +18,7 @@ import mpisim
 from mpisim.base.errors import UsageError
 from mpisim.cli import main
 from mpisim.traces.et import read_et
-from mpisim.traces.kineto import read_kineto
+from mpisim.traces.kineto_file import read_kineto
 from mpisim.traces.sources import find_sources
 
 pytestmark = needs_torch

@@ -17,6 +17,7 @@ __all__ = [
     "apportioned",
     "duration",
     "error_bar",
+    "format_value",
     "in_words",
     "markdown_table",
     "one_line",
@@ -312,3 +313,8 @@ def quantity(value: float, unit: str, base: int = 1000) -> str:
         value /= base
     digits = 0 if value == int(value) else max(0, 3 - len(str(int(abs(value)))))
     return f"{value:.{digits}f} {prefix}{unit}"
+
+
+def format_value(value: object) -> str:
+    """Return a value as TOML and reports write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

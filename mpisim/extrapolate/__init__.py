@@ -29,8 +29,8 @@ To be read in this order:
     Li's regression lines over the kernels of a step, in place of the kernel model.
 `network`
     Traced step, plan → network of the workload generator.
-`target`, `assumptions`
-    Where a step is to run, and how; what it rests on there.
+`target`, `assumptions`, `error_sources`
+    Where a step is to run, and how; what it rests on there; the numbers that its times depend on.
 `grow`
     ``extrapolate``: traced step, plan, cluster → program, and what it rests on.
 `triosim_write`

@@ -9,56 +9,45 @@ of each pipeline stage, which are balanced by their measured times.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..base.presets import packaged
-from ..base.quantity import Z_90, Quantity, picoseconds
-from ..base.schema import build
+from ..base.quantity import picoseconds
 from ..experiment import ClusterChoice, DataChoice, Experiment, Plan, with_keys
-from ..experiment.framework import Style
 from ..experiment.load import plan_of
 from ..experiment.plan_keys import nested, with_sub_tables
 from ..experiment.traced import Traced
-from ..kernels import KernelModel, find_gpu, gpu_name, gpu_names
+from ..kernels import KernelModel, find_gpu, gpu_name
 from ..kernels.analytical import analytical_model
-from ..kernels.counted import COUNTED, kept_kernels
-from ..kernels.gpu_parameters import GpuParameters
-from ..kernels.operations import Kernel
-from ..kernels.recorded import Recorded, RecordedKernels
+from ..kernels.counted import COUNTED
+from ..kernels.recorded import RecordedKernels
 from ..kernels.scaled import rated_gpu
 from ..prediction.hardware import gpu_kinds
 from ..prediction.program_statements import SAMPLES, TOKENS
 from ..prediction.variation import FACTOR_NAME, slowest_factor
 from ..program import Program
-from ..replay.error import differences
 from ..topo import find_cluster
 from ..workloads import Workload, lay_out, training_step
 from ..workloads.grid import Grid
 from ..workloads.input_pipeline import (
-    PREPARE,
-    InputPipeline,
     input_pipeline,
-    preparation_times,
 )
 from ..workloads.operators import LayerStack
-from ..workloads.pricing import Pricing
 from .assumptions import assumptions_of
 from .captured_step import priced_for
 from .context_parallel import check_context
+from .error_sources import counted_text
 from .expert_parallel import check_experts, experts_of
 from .gpu_traces import steps_by_gpu
 from .layers import balanced
-from .li_scaling import FILE, Lines, LiScaling, lines_of
+from .li_scaling import Lines, LiScaling, lines_of
 from .network import growth_of, traced_network
 from .scans import context_not_modelled
 from .split import Split
@@ -69,21 +58,11 @@ from .threads import SCHEDULE, as_pipe, as_threads, check_threads, last_is_kept
 from .traced_input import (
     check_data,
     input_lines,
-    input_not_modelled,
     shows_upload,
     side_of_images,
 )
 
-__all__ = ["Extrapolated", "Target", "extrapolate", "several_gpus"]
-
-OWN_STYLES = ("ddp", "fsdp")
-"""Values of `framework.dp_style` that PyTorch implements itself."""
-
-SHARED = ("host_gap", "launch_call", "launch_latency")
-"""Numbers of a GPU that launches of kernels depend on which were not traced."""
-
-CPU = "the CPU's times, as traced"
-"""Name of their error bar."""
+__all__ = ["Extrapolated", "Target", "extrapolate"]
 
 
 @frozen
@@ -164,7 +143,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         and target.sequence in (None, step.sequence)
     )
     unchanged = unchanged and gpu_name(named_gpu) == step.gpu
-    text = _counted(
+    text = counted_text(
         workload,
         models,
         assumptions,
@@ -404,114 +383,3 @@ def _stages(step: TracedStep, parts: int, share: float) -> tuple[int, ...]:
         return max(sum(own[a:b]) for a, b in pairwise(ends) for own in (kernels, cpu))
 
     return min((tuple(balanced(own, parts)) for own in (kernels, cpu, longer)), key=longest)
-
-
-# --- what it rests on -----------------------------------------------------------------------------
-
-
-def _counted(
-    workload: Workload,
-    models: Sequence[KernelModel],
-    assumptions: tuple[str, ...],
-    *,
-    priced: bool,
-    splits_used: bool,
-    context: list[str],
-    unchanged: bool,
-    alone: bool,
-    elsewhere: bool,
-    pipeline: InputPipeline | None,
-) -> str:
-    """Return the attribute that says what the program's times depend on.
-
-    The CPU's times are those of one step. In another one they differ, as recorded steps do; those
-    of a captured job, and gaps between kernels that a plan adds, are the GPU's. Another GPU is in
-    another machine, whose CPU is not known: machines differ by the error bar of such gaps. On
-    several GPUs the step is off by what no part of it stands for, as published factors have shown.
-    """
-    shares: dict[tuple[str, int], Mapping[str, float]] = {}
-    for pricing in workload.pricings:
-        shares |= pricing.shares
-    used = {number for each in shares.values() for number in each}
-    numbers: dict[str, float] = {}
-    for model in models:
-        for name, quantity in model.numbers.items():
-            if name in used:
-                numbers[name] = max(numbers.get(name, 0.0), quantity.error)
-    numbers |= {name: getattr(models[0].gpu, name).error for name in SHARED}
-    host: dict[str, float] = {} if unchanged else {CPU: 1.0}
-    gaps: list[tuple[int, dict[str, float]]] = []
-    if not unchanged:
-        numbers[CPU] = differences()[0].si / Z_90  # replay.toml bounds nine of ten errors
-        if elsewhere:
-            numbers[CPU] = math.hypot(numbers[CPU], models[0].gpu.host_gap.error)
-    if priced:
-        host = dict(workload.pricings[0].host_shares)
-    if priced or not unchanged:
-        for name in ("graph_gap", "kernel_gap"):
-            numbers[name] = max(getattr(model.gpu, name).error for model in models)
-        for pricing in workload.pricings:
-            gaps += [(pricing.graph_gap, {"graph_gap": 1.0}), (pricing.gap, {"kernel_gap": 1.0})]
-    if pipeline is not None:
-        numbers |= {name: quantity.error for name, quantity in pipeline.numbers.items()}
-        depends = dict.fromkeys(pipeline.numbers, 1.0)
-        shares |= {(PREPARE, time): depends for time in preparation_times(workload.program)}
-    framework = workload.layout.experiment.plan.framework
-    missing = [
-        "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
-        "kept as recorded",
-        "memory: whether the plan fits is not checked",
-    ]
-    if priced:
-        loading = "data loading, " if pipeline is None else ""
-        missing[0] = f"the CPU's own work: {loading}the script's Python beside launches"
-    if splits_used:
-        missing.append("layouts that a split changes: copies that make parts of tensors contiguous")
-    return json.dumps(
-        {
-            "numbers": numbers,
-            "shares": [[name, at, dict(rest)] for (name, at), rest in shares.items()],
-            "host": host,
-            "launch": {"launch_latency": 1.0} if priced else {},
-            "gap": gaps,
-            **(_kernels(workload.pricings) if priced else {}),
-            "assumptions": list(assumptions),
-            "not_modelled": [
-                *missing,
-                *context,
-                *input_not_modelled(workload.layout.experiment.data),
-            ],
-            "left_out": 0.0
-            if alone
-            else several_gpus(framework.dp_style, framework.cycle_time is not None).error,
-        }
-    )
-
-
-def _kernels(pricings: Sequence[Pricing]) -> dict[str, Any]:
-    """Return what kernels compute, for their slowdown beside communications; of one kind of GPU."""
-    name = GpuParameters.of(pricings[0].model.gpu).name
-    if len(pricings) > 1 or name not in gpu_names():
-        return {}
-    kernels: dict[tuple[str, int], Kernel] = {}
-    for key, kernel in pricings[0].kernels.items():
-        if not isinstance(kernel, Recorded):
-            kernels[key] = kernel
-        elif len(kernel.now) == 1:
-            kernels[key] = kernel.now[0]
-    return {"kernels": kept_kernels(kernels), "gpu": name}
-
-
-@cache
-def several_gpus(style: Style | None, horovod: bool = False) -> Quantity:
-    """Return how far steps are off that were extrapolated from one GPU to several, as a factor.
-
-    Parameters
-    ----------
-    style : Style or None
-        Whose rules data parallelism follows; None where that is not known.
-    horovod : bool
-        Whether Horovod reduces gradients, for TensorFlow or MXNet.
-    """
-    name = "pytorch" if style in OWN_STYLES and not horovod else "other"
-    return build(Quantity, packaged(FILE)["several_gpus"][name], FILE, f"several_gpus.{name}")

@@ -44,7 +44,7 @@ from ..overlap.model import DeviceModel, OverlapModel
 from ..overlap.timeline import load_intervals
 from ..program import Kind, Program, Table
 from ..replay.kernel_times import PRODUCT
-from ..traces.kineto import read_kineto
+from ..traces.kineto_file import read_kineto
 from ..traces.operator_calls import launched_calls
 
 if TYPE_CHECKING:

@@ -22,9 +22,11 @@ Read in this order, which is the order of one prediction (`mpisim.simulate`).
 ``quantities``, ``sensitivities``, ``library_choices``
     Hardware quantities (bandwidths, FLOP/s, ...) and d(step time)/d(quantity) along the critical
     path; NCCL's choices of algorithm and protocol.
-``statements``, ``program_statements``, ``effective_keys``, ``unused_keys``, ``unused_network_keys``
-    Uncertainty, assumptions and limits stated with the result, of experiments and of program files;
-    keys that the user gave and that have no effect.
+``framework_lines``, ``statements``, ``program_statements``
+    Keys that a framework's profile has set; uncertainty, assumptions and limits stated with the
+    result, of experiments and of program files.
+``effective_keys``, ``unused_keys``, ``unused_network_keys``
+    Keys that the user gave and that have no effect.
 ``published``
     A prediction beside the published figures of its experiment.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..base.quantity import PICOSECONDS, Quantity
+from ..base.text import format_value
 from ..engine.run import Run
 from ..kernels.counted import PRICED
 from .launches import with_hidden_launches
@@ -18,7 +19,6 @@ from .statements import (
     OVERLAP_SLOWDOWN,
     describe_random_factors,
     digits,
-    format_value,
     network_notes,
     scale_lines,
     uncertainty_lines,

@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.presets import normalized_name
 from ..base.quantity import PICOSECONDS
-from ..base.text import percentage
+from ..base.text import format_value, percentage
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
 from ..experiment.plan_keys import short_key
-from ..experiment.profiles import Profile
 from ..program import Program
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
-from ..workloads.input_pipeline import image_side, loads_images
+from ..workloads.input_pipeline import image_side
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .circuits import set_up_notes
+from .framework_lines import profile_lines
 from .hardware import link_excess
 from .network import NetworkCache, NetworkRequest
 from .path_shares import PathShares
@@ -46,17 +45,11 @@ __all__ = [
     "METHOD",
     "OVERLAP_SLOWDOWN",
     "describe_random_factors",
-    "format_value",
     "network_notes",
     "scale_lines",
     "statements",
     "uncertainty_lines",
 ]
-
-PRACTICE = "common practice, as no framework is named"
-
-OUTSIDE = "is outside of what is known"
-"""Of a version of a framework."""
 
 OVERLAP_SLOWDOWN = "the slowdown of kernels and communications that overlap"
 
@@ -165,7 +158,7 @@ def _assumptions(
         *scale_lines(prepared),
         *unused_keys(prepared),
         *_plan_assumptions(experiment),
-        *_profile_lines(experiment),
+        *profile_lines(experiment),
         *_rank_assumptions(prepared),
         *_input_lines(prepared),
         *prepared.host.lines(experiment.plan),
@@ -279,67 +272,6 @@ def _more_layers_than_there_are(experiment: Experiment) -> list[str]:
         return []
     has = f"no part of the pipeline has more than {most} layers"
     return [f"plan.recompute.layers is {layers}, but {has}: all of them"]
-
-
-def _profile_lines(experiment: Experiment) -> list[str]:
-    """Say which keys the framework's profile has set, and their sources."""
-    profile, version = experiment.profile, experiment.framework.version
-    if profile is None:
-        lines = []
-        if not experiment.says_framework:
-            wide = "so that the error bar is wide; [framework] name tells"
-            lines = [f"framework: none is named, {wide}"]
-        return [
-            *lines,
-            *(
-                f"{short_key(key)} = {format_value(each.value)} ({PRACTICE}: {each.source})"
-                for key, each in experiment.set_by_profile.items()
-            ),
-        ]
-    called = profile.title
-    if version is not None:
-        called += f" {version}"
-    name = experiment.framework.name or ""
-    run = f"framework: {called}"
-    if normalized_name(name) in profile.programs:
-        whose = "" if version is None else f" (the framework's version, not that of {name})"
-        run = f"framework: {name} trains with {called}{whose}"
-    lines = [f"{run}; the profile covers {profile.versions}"]
-    if version is None:
-        lines[0] += "; no version is given, so the newest is taken"
-    elif known := profile.stands_for(version):
-        side = "ends at" if profile.is_newer(version) else "begins with"
-        lines[0] = f"{run} {OUTSIDE}: the profile {side} {known}, whose behaviour is assumed"
-    lines += _not_of_profile(experiment, profile)
-    for key, each in experiment.set_by_profile.items():
-        if key.startswith("data.") and not loads_images(experiment):
-            continue
-        how = ", by analogy" if each.analogy else ""
-        lines.append(
-            f"{short_key(key)} = {format_value(each.value)} ({called}{how}: {each.source})"
-        )
-    return lines
-
-
-def _not_of_profile(experiment: Experiment, profile: Profile) -> list[str]:
-    """Say which model or parallelism of the experiment its framework does not support."""
-    lines = []
-    kinds = {Cnn: "cnn", Dlrm: "dlrm"}
-    family = kinds.get(type(experiment.model), "transformer")
-    if profile.models and family not in profile.models:
-        lines.append(
-            f"framework: {profile.title} is for {' and '.join(profile.models)} models; of a "
-            f"{family} its profile says nothing, so defaults are assumed"
-        )
-    plan = experiment.plan
-    for axis in ("tp", "pp", "cp", "ep"):
-        size = getattr(plan, axis)
-        if size > 1 and profile.parallel and axis not in profile.parallel:
-            lines.append(
-                f"framework: {profile.title} has no such parallelism of its own: {axis} = {size} "
-                "is as Megatron-LM's"
-            )
-    return lines
 
 
 def _unused_constants(prepared: PreparedExperiment) -> list[str]:
@@ -532,8 +464,3 @@ def _one_loss(model: Transformer, plan: Plan) -> bool:
     whole = model.family != "vit" and not model.cutoffs and plan.tp == 1
     other = framework.eager_loss or framework.compiled_loss
     return whole and framework.fuses_loss and not other
-
-
-def format_value(value: object) -> str:
-    """Return a value as TOML and reports write it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

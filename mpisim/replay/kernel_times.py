@@ -25,7 +25,7 @@ from ..kernels import Gpu
 from ..operators.pricing import OperatorPricing, Priced
 from ..program import Kind
 from ..traces.host import copy_path
-from ..traces.kineto import read_kineto
+from ..traces.kineto_file import read_kineto
 from ..traces.operator_calls import TF32, launched_calls
 
 if TYPE_CHECKING:

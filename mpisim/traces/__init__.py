@@ -6,16 +6,18 @@
 - `read_kineto`, `KinetoTrace`: one Kineto file as arrays.
 - `export_kineto`: the other way, a simulated run as Kineto files.
 
-Read in this order: `sources` (which files), `kineto` and `nsys` (a file → arrays), `host`,
-`communications` (what the arrays say of CPU calls and of communication kernels), `waits`,
-`inferred_waits`, `timing`, `overheads` (dependencies and latencies of one rank), `lower` (one rank
-→ a table), `clocks`, `matching`, `assemble` (all ranks → a program), `read` (all of it).
+Read in this order: `sources` (which files), `kineto` (arrays of one rank's trace), `kineto_file`
+and `nsys` (a file → these), `host`, `communications` (what the arrays say of CPU calls and of
+communication kernels), `waits`, `inferred_waits`, `timing`, `overheads` (dependencies and latencies
+of one rank), `lower` (one rank → a table), `clocks`, `matching`, `assemble` (all ranks → a
+program), `read` (all of it).
 `et*`, `link`, `dependencies`, `kernel_order` read PyTorch execution traces, with which the order of
 a replay is checked; `export*` write traces; `show` describes a file.
 """
 
 from .export import export_kineto
-from .kineto import KinetoTrace, read_kineto
+from .kineto import KinetoTrace
+from .kineto_file import read_kineto
 from .lower import Lowered
 from .read import RankFacts, TraceProgram, read_program
 from .sources import Source, find_sources

@@ -19,7 +19,8 @@ from .dependencies import data_dependencies
 from .et import is_execution_trace, read_et
 from .et_model import ExecutionTrace
 from .host import host_calls
-from .kineto import KinetoTrace, read_kineto
+from .kineto import KinetoTrace
+from .kineto_file import read_kineto
 from .link import Link, link_traces
 from .sources import RANK_IN_NAME, Source
 

@@ -16,7 +16,8 @@ from ..program import Names, Program, Table
 from .assemble import CommunicatorSlots, break_cycles
 from .communications import Communication, rank_communications
 from .host import Call, host_calls, is_communication_kernel
-from .kineto import KERNEL, KinetoTrace, device_part, read_kineto
+from .kineto import KERNEL, KinetoTrace, device_part
+from .kineto_file import read_kineto
 from .lower import Lowered, lower
 from .matching import Matching, match_communications
 from .nsys import read_nsys

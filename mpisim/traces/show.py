@@ -17,7 +17,8 @@ from .et import is_execution_trace, read_et
 from .et_model import ExecutionTrace
 from .host import host_calls
 from .kernel_order import check_dependencies, kernel_dependencies
-from .kineto import KERNEL, MEMCPY, MEMSET, KinetoTrace, read_kineto
+from .kineto import KERNEL, MEMCPY, MEMSET, KinetoTrace
+from .kineto_file import read_kineto
 from .link import link_traces
 from .nsys import nsys_processes, read_nsys
 from .sources import is_folder, is_kineto, is_nsys, json_files, sqlite_files

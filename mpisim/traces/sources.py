@@ -16,7 +16,7 @@ from ..base.errors import TraceError
 from ..base.frozen import frozen
 from ..base.text import counted
 from .et import is_execution_trace
-from .kineto import read_kineto
+from .kineto_file import read_kineto
 from .nsys import nsys_processes
 from .nsys_export import is_nsys
 from .raw import read_head

@@ -19,7 +19,8 @@ from ..base.frozen import frozen
 from ..kernels import find_gpu, gpu_name
 from ..operators.pricing import OperatorPricing
 from ..operators.tensors import all_tensors
-from ..traces.kineto import KERNEL, DeviceOps, read_kineto
+from ..traces.kineto import KERNEL, DeviceOps
+from ..traces.kineto_file import read_kineto
 from ..traces.operator_calls import launched_calls, records_shapes
 from ..traces.sources import is_folder, is_kineto, json_files
 from .cases import summary
