@@ -216,8 +216,14 @@ class RooflinePricer:
         """Count further nodes whose times were taken over from equal ones."""
         self._nodes += nodes
 
-    def attributes(self) -> dict[str, str]:
-        """Return attributes of a program: priced kernels, and the numbers that prices depend on."""
+    def attributes(self, counted: str = "num_ops and tensor_size") -> dict[str, str]:
+        """Return attributes of a program: priced kernels, and the numbers that prices depend on.
+
+        Parameters
+        ----------
+        counted : str
+            What of the file operations and bytes are of, in words.
+        """
         if not self._nodes:
             return {}
         used = {number for shares in self._shares.values() for number in shares}
@@ -226,7 +232,7 @@ class RooflinePricer:
         error = percentage(self._worst) if math.isfinite(self._worst) else "unknown"
         return {
             PRICED: (
-                f"{self._nodes:,} nodes without a duration, by num_ops and tensor_size: "
+                f"{self._nodes:,} nodes without a duration, by {counted}: "
                 f"{self._gpu.title}, {self._precision}, up to ±{error} each"
             ),
             COUNTED: json.dumps({"numbers": numbers, "shares": rests}),

@@ -98,6 +98,18 @@ def test_a_file_is_read_with_its_defaults(tmp_path: Path) -> None:
     assert experiment.left_to_defaults() == left
 
 
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
+def test_schedules_in_a_v_have_two_chunks_where_none_are_given(schedule: str) -> None:
+    changes = ["plan.pp=2", "plan.dp=4", "plan.zero=1", f"plan.pipeline={schedule}"]
+    text, experiment = load("llama3-8b-8-h100", changes)
+    _, given = load("llama3-8b-8-h100", [*changes, "plan.vpp=2"])
+    assert experiment.plan == given.plan
+    assert experiment.left_to_defaults()["plan.vpp"] == 2 == defaulted(text, changes)["plan.vpp"]
+    assert "plan.vpp" not in given.left_to_defaults()
+    _, other = load("llama3-8b-8-h100", changes[:-1])
+    assert other.plan.vpp == 1
+
+
 def test_what_was_set_or_changed_is_no_default() -> None:
     experiment = read(SMALL, "e", ["network.contention=false", "plan.pp=1"])
     left = experiment.left_to_defaults()
@@ -324,7 +336,12 @@ BAD = [
         "interleaved",
     ),
     (SMALL, "tp = 2", 'pp = 4\npipeline = "dualpipe"', "dualpipe"),
-    (SMALL, "tp = 2", 'pp = 2\npipeline = "zb-v"', "vpp is 1, but pipeline.schedule = 'zb-v' has"),
+    (
+        SMALL,
+        "tp = 2",
+        'pp = 2\nvpp = 1\npipeline = "zb-v"',
+        "vpp is 1, but pipeline.schedule = 'zb-v' has two chunks a stage: vpp = 2",
+    ),
     (
         SMALL,
         "tp = 2",

@@ -126,4 +126,4 @@ def test_formats_by_content(shared: Path, tmp_path: Path) -> None:
         assert recognise([copy]) == kind
         assert import_program([copy]).n_rows
     assert recognise([traces / "triosim_vgg13_h100_1gpu"]) == "triosim"
-    assert set(FORMATS) == {*named, "triosim"}
+    assert set(FORMATS) == {*named, "triosim", "aicb"}  # the last: tests/test_aicb.py

@@ -25,6 +25,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "train.py").write_text("print()\n")
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (folder / "simai.txt").write_text("HYBRID_TRANSFORMER_FWD_IN_BCKWD\n1\n")
+    (folder / "aicb.csv").write_text("comm_type,comm_group,comm_group_size,msg_size,stage,count\n")
     (folder / "notes.txt").write_text("notes\n")
     shutil.copy(path("clusters/dgx-h100.toml"), folder / "cluster.toml")
     (folder / "mine.cal.toml").write_text("[mine]\nnumbers = { bandwidth_inside = 1.0 }\n")
@@ -43,6 +44,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train.py", "script"),
         ("config.json", "config"),
         ("simai.txt", "simai"),
+        ("aicb.csv", "aicb"),
         ("one.toml", "experiment"),
         ("cluster.toml", "cluster"),
         ("mine.cal.toml", "calibration"),

@@ -211,6 +211,18 @@ def test_processes_change_nothing(folder: Path, run_mpisim: Callable[..., Any]) 
         ),
         (["--size", "1M", "--set", "timely_high=0"], "timely_high is 0 s; it must be above 0"),
         (["--size", "1M", "--set", "timeout=2000 s"], "timeout is 2,000"),
+        (
+            ["--size", "1M", "--congestion", "hpcc", "--set", "pint_base=1.1"],
+            "pint_base has no effect with congestion 'hpcc'; it is of hpcc-pint",
+        ),
+        (["--size", "1M", "--set", "hpcc_stages=1"], "hpcc_stages has no effect with congestion"),
+        (
+            ["--size", "1M", "--congestion", "none", "--set", "rate_ai=1"],
+            "it is of dcqcn, hpcc, hpcc-pint, timely",
+        ),
+        (["--size", "1M", "--no-pfc", "--set", "pfc_share=1"], "has no effect without PFC"),
+        (["--size", "1M", "--no-pfc", "--set", "buffer=1MB"], "buffers have no end"),
+        (["--size", "1M", "--set", "drop_share=1"], "has no effect with recovery 'none'"),
         (["--size", "1M", "--draws", "2", "-o", "x.h5"], "give them without --draws"),
         (["--size", "1M", "--draws", "0"], "--draws is 0"),
         (["--size", "1G", "--max-hops", "10"], "are more than 10"),

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from packet_flows import BYTES, PLAIN, RATE, US, flow, latency, leaves, star, uneven
 from reference.lossy_packets import Links, Sender, run
 
-from mpisim.base.errors import InputError
-from mpisim.topo.packets import PacketRun, PacketSettings, packet_settings, simulate_packets
+from mpisim.base.errors import DeadlockError, InputError
+from mpisim.topo.packets import (
+    PacketFlow,
+    PacketRun,
+    PacketSettings,
+    packet_settings,
+    simulate_packets,
+)
+from mpisim.topo.packets.plan import PacketInput, packet_input
+from mpisim.topo.topology import Topology
 
 RECOVERIES = ("go-back-n", "selective-repeat")
 
@@ -124,10 +133,41 @@ def test_selective_repeat_is_faster_than_go_back_n() -> None:
 @given(st.data())
 def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
     """Random links, buffers of some packets, queue pairs of several messages, short timeouts."""
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    changed = uneven(leaves(8, 2, 3), rng)
-    recovery = data.draw(st.sampled_from(RECOVERIES))
+    seed, recovery = data.draw(st.integers(0, 2**32)), data.draw(st.sampled_from(RECOVERIES))
     window = data.draw(st.sampled_from([0, 1, 20_000, 100_000]))
+    topology, flows, tight = random_losses(seed, recovery, window, data.draw(st.integers(1, 8)))
+    try:
+        found = simulate_packets(topology, flows, tight)
+    except DeadlockError:  # these senders repeat themselves (test_senders_that_repeat_themselves…)
+        reject()
+    ends, senders = plain_python(found.plan, tight, recovery)
+    assert found.message_end.tolist() == ends
+    assert found.resent.tolist() == [sender.resent for sender in senders]
+    assert found.timeouts.tolist() == [sender.timeouts for sender in senders]
+
+
+def test_senders_that_repeat_themselves_are_told_from_slow_ones() -> None:
+    """All of a stream is sent again after each timeout, and its head is what finds no room."""
+    topology, flows, tight = random_losses(3_834_339_929, "go-back-n", 0, 3)
+    with pytest.raises(DeadlockError, match="lost and sent again without end"):
+        simulate_packets(topology, flows, tight)
+    plan = packet_input(topology, flows, tight)
+    half, whole = (
+        plain_python(plan, tight, "go-back-n", most_events=most)[1] for most in (50_000, 100_000)
+    )
+    assert [sender.answered for sender in half] == [sender.answered for sender in whole]
+    assert (
+        sum(after.timeouts - before.timeouts for before, after in zip(half, whole, strict=True))
+        > 100
+    )
+
+
+def random_losses(
+    seed: int, recovery: str, window: int, pairs: int
+) -> tuple[Topology, list[PacketFlow], PacketSettings]:
+    """Numbers → links, flows of so many queue pairs, and settings, by chance."""
+    rng = np.random.default_rng(seed)
+    changed = uneven(leaves(8, 2, 3), rng)
     tight = lossy(
         recovery,
         switching="store-and-forward",
@@ -139,14 +179,19 @@ def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
     )
     flows = []
     target = int(rng.integers(8))  # of most
-    for i in range(data.draw(st.integers(1, 8))):
+    for i in range(pairs):
         b = target if rng.random() < 0.8 else int(rng.integers(8))
         a = int(rng.choice([each for each in range(8) if each != b]))
         starts = np.sort(rng.integers(0, 30 * US, rng.integers(1, 4)))
         for start in starts.tolist():
             flows.append(flow(changed, a, b, int(rng.integers(1, 200_000)), str(i), start=start))
-    found = simulate_packets(changed, flows, tight)
-    plan = found.plan
+    return changed, flows, tight
+
+
+def plain_python(
+    plan: PacketInput, tight: PacketSettings, recovery: str, most_events: float = math.inf
+) -> tuple[list[int], list[Sender]]:
+    """Queue pairs of a plan → ends of messages, and the senders at the end, by the reference."""
     senders, numbers = [], []
     for pair in range(len(plan.cap)):
         first, last = plan.path_first[plan.pair_first[pair] : plan.pair_first[pair] + 2].tolist()
@@ -160,11 +205,12 @@ def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
         numbers.append(mine)
     links = Links(plan.rate.tolist(), plan.latency.tolist(), plan.target.tolist(), plan.marking > 0)
     selective = recovery == "selective-repeat"
-    expected = run(links, senders, tight.mtu, tight.buffer, tight.drop_share, selective)
-    for mine, ends in zip(numbers, expected, strict=True):
-        assert found.message_end[mine].tolist() == ends
-    assert found.resent.tolist() == [sender.resent for sender in senders]
-    assert found.timeouts.tolist() == [sender.timeouts for sender in senders]
+    sizes = tight.mtu, tight.buffer, tight.drop_share
+    expected = run(links, senders, *sizes, selective, most_events)
+    ends = np.zeros(len(plan.message_pair), np.int64)
+    for mine, each in zip(numbers, expected, strict=True):
+        ends[mine] = each
+    return ends.tolist(), senders
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ TAKEN_BY: Mapping[str, str] = {
     "traces": "a recording, which 'mpisim replay {file}' replays",
     "chakra": "Chakra execution traces; 'mpisim program import {file} -o step.h5' makes a program "
     "of them, which 'mpisim run step.h5' simulates",
+    "aicb": "a workload of AICB; 'mpisim program import {file} -o step.h5' makes a program of it, "
+    "which 'mpisim run step.h5' simulates",
     "simai": "a workload of SimAI or ASTRA-sim 1.0; 'mpisim program import {file} -o step.h5' "
     "makes a program of it, which 'mpisim run step.h5' simulates",
 }

@@ -37,6 +37,7 @@ examples:
   mpisim program import et/ -o step.h5               Chakra traces, one file a rank
   mpisim program import et/ -o step.h5 --gpu h100-sxm   ... with num_ops in place of durations
   mpisim program import workload.txt -o step.h5      a SimAI or ASTRA-sim 1.0 workload
+  mpisim program import zero3.csv -o step.h5         a table of AICB (DeepSpeed, Megatron-LM)
   mpisim program import vgg13/ -o step.h5            a TrioSim trace (trace.csv, tensor.csv)
 """
 
@@ -104,7 +105,8 @@ def _add_exchange(actions: Any) -> None:
         "import",
         help="turn a workload of another tool into a program file",
         description="Turn a workload of another tool into a program file: Chakra execution traces, "
-        "SimAI and ASTRA-sim 1.0 workloads, TrioSim traces. The format is recognised by content.",
+        "SimAI, AICB and ASTRA-sim 1.0 workloads, TrioSim traces. The format is recognised by "
+        "content.",
         epilog=IMPORT_EXAMPLES,
     )
     into.add_argument("paths", metavar="PATH", nargs="+", help="files, or a folder of them")
@@ -118,8 +120,8 @@ def _add_exchange(actions: Any) -> None:
     into.add_argument(
         "--gpu",
         metavar="NAME",
-        help="the GPU whose roofline prices Chakra nodes with num_ops and tensor_size in place of "
-        "a duration: a name from mpisim list gpus, or a file (.toml)",
+        help="the GPU whose roofline prices Chakra nodes with num_ops and tensor_size, and "
+        "products of AICB, in place of a duration: a name from mpisim list gpus, or a file (.toml)",
     )
     into.add_argument(
         "--precision",
@@ -195,7 +197,7 @@ def import_(args: argparse.Namespace) -> int:
 
     check_files(args)
     counts = None if args.gpu is None else RooflinePricer(find_gpu(args.gpu), args.precision)
-    with expected(args.paths, ("chakra", "simai", "traces")):
+    with expected(args.paths, ("chakra", "simai", "aicb", "traces")):
         program = import_program(args.paths, args.ranks or 0, counts)
     save(program, args.output, overwrite=args.overwrite)
     print(overview(program))

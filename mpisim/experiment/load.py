@@ -19,6 +19,7 @@ from ..base.files import read_text
 from ..base.presets import SUFFIX, packaged
 from ..base.schema import build, defaults, parse
 from ..base.toml import toml_value
+from ..schedules import CHUNKS_IN_A_V, SCHEDULES
 from ..topo import find_cluster
 from .changes import changed_key, with_changes
 from .experiment import Experiment, Published
@@ -354,8 +355,33 @@ def plan_of(tables: Mapping[str, Any], source: str) -> Plan:
         If a key is unknown, or values are wrong by themselves or together.
     """
     framework = _part(tables, PART_OF_PLAN, source)
+    chunks = _implied_chunks(tables)
+    if chunks is not None:
+        tables = {**tables, "plan": {**tables["plan"], "vpp": chunks}}
     plan: Plan = _part(tables, "plan", source, {PART_OF_PLAN: framework})
     return plan
+
+
+def _implied_chunks(tables: Mapping[str, Any]) -> int | None:
+    """Tables → model chunks of a stage, where the schedule leaves no choice and none are given.
+
+    Parameters
+    ----------
+    tables : mapping
+        As `with_sub_tables` returns them.
+
+    Returns
+    -------
+    int or None
+        None where ``plan.vpp`` is given, and with schedules that leave the number open.
+    """
+    plan = tables.get("plan", {})
+    if not isinstance(plan, dict) or "vpp" in plan:
+        return None
+    pipeline = plan.get("pipeline", {})
+    schedule = pipeline.get("schedule") if isinstance(pipeline, dict) else None
+    found = SCHEDULES.get(schedule) if isinstance(schedule, str) else None
+    return CHUNKS_IN_A_V if found is not None and found.v_shaped else None
 
 
 def _part(
@@ -422,5 +448,8 @@ def _defaulted(table: Mapping[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {}
     for key, cls in TABLES.items():
         found |= defaults(cls, table.get(key, {}), key)
+    chunks = _implied_chunks(table)
+    if chunks is not None:
+        found["plan.vpp"] = chunks
     inside = f"plan.{PART_OF_PLAN}."  # where the table does not stand in a file
     return {key: value for key, value in found.items() if not key.startswith(inside)}

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.schema import Limits
-from ..schedules import SCHEDULES
+from ..schedules import CHUNKS_IN_A_V, SCHEDULES
 from .framework import FrameworkOptions, Style
 from .models import Count, Large
 from .plan_options import (
@@ -56,7 +56,8 @@ class Plan:
     tp, pp, cp : int
         Tensor, pipeline and context parallel size.
     vpp : int
-        Model chunks of a stage (schedules interleaved, zb-v and dualpipe-v).
+        Model chunks of a stage: 2 or more with the schedule interleaved, 2 with zb-v and dualpipe-v
+        (in a file also where it is not given), 1 with the others.
     ep, etp : int
         Expert parallel size, inside tp × cp × dp; tensor parallel size inside an expert (`tp` if
         not given).
@@ -275,10 +276,10 @@ def _check_sizes(plan: Plan) -> None:
         raise InputError(
             f"vpp is {plan.vpp}, but pipeline.schedule = {plan.pipeline.schedule!r} has one chunk"
         )
-    if schedule.v_shaped and plan.vpp != 2:
+    if schedule.v_shaped and plan.vpp != CHUNKS_IN_A_V:
         raise InputError(
             f"vpp is {plan.vpp}, but pipeline.schedule = {plan.pipeline.schedule!r} has two chunks "
-            "a stage: vpp = 2"
+            f"a stage: vpp = {CHUNKS_IN_A_V}"
         )
     if schedule.needs_overlap and not plan.overlaps_p2p:
         raise InputError(

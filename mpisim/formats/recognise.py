@@ -12,6 +12,7 @@ from ..kernels.counted import RooflinePricer
 from ..program import Program
 from ..traces.raw import read_head
 from ..traces.sources import is_folder, is_kineto, is_nsys
+from .aicb import aicb_program, is_aicb
 from .chakra import is_chakra, read_chakra
 from .simai import POLICIES
 from .simai_program import simai_program
@@ -22,6 +23,7 @@ __all__ = ["FORMATS", "import_program", "recognise"]
 FORMATS = {
     "chakra": "Chakra execution traces (.et)",
     "simai": "a SimAI or ASTRA-sim 1.0 workload (.txt)",
+    "aicb": "an AICB workload (.csv)",
     "triosim": f"a TrioSim trace ({TRACE} and {TENSOR})",
 }
 """Formats that are read, and what they are."""
@@ -41,9 +43,9 @@ def import_program(
     paths : sequence of paths
         Files of one format, or a folder of them.
     n_ranks : int
-        Number of ranks, for a SimAI workload that does not say.
+        Number of ranks, for a workload of SimAI or AICB that does not say.
     counts : RooflinePricer, optional
-        Prices nodes of Chakra traces that have no duration.
+        Prices nodes of Chakra traces and lines of AICB that have no duration.
 
     Raises
     ------
@@ -54,20 +56,24 @@ def import_program(
     if not files:
         raise InputError("no file to import was named")
     kind = recognise(files)
-    if n_ranks and kind != "simai":
-        raise InputError(f"{files[0]}: --ranks is for a SimAI workload; this is {FORMATS[kind]}")
-    if counts is not None and kind != "chakra":
+    if n_ranks and kind not in ("simai", "aicb"):
         raise InputError(
-            f"{files[0]}: --gpu is for Chakra traces, whose nodes may count operations and bytes "
-            f"in place of a time; this is {FORMATS[kind]}"
+            f"{files[0]}: --ranks is for workloads of SimAI and AICB; this is {FORMATS[kind]}"
+        )
+    if counts is not None and kind not in ("chakra", "aicb"):
+        raise InputError(
+            f"{files[0]}: --gpu is for Chakra traces and AICB's tables, which may count operations "
+            f"and bytes in place of a time; this is {FORMATS[kind]}"
         )
     if kind == "chakra":
         return read_chakra(files, counts)
-    if kind == "simai":
-        if len(files) > 1:
-            raise InputError(f"{files[1]}: a SimAI workload is one file")
-        inside = _inside(files[0])
-        return simai_program(inside[0][0], n_ranks)
+    if kind in ("simai", "aicb"):
+        inside = [path for each in files for path, _ in _inside(each)]
+        if len(inside) > 1:
+            raise InputError(f"{inside[1]}: {FORMATS[kind]} is one file")
+        if kind == "aicb":
+            return aicb_program(inside[0], n_ranks, counts)
+        return simai_program(inside[0], n_ranks)
     return triosim_program(files[0])
 
 
@@ -114,6 +120,8 @@ def _kind(path: Path) -> str:
     words = head[:200].split()
     if (words and words[0].decode("ascii", "replace") in POLICIES) or _WORKLOAD.match(head):
         return "simai"
+    if is_aicb(head):
+        return "aicb"
     if head.startswith(_CSV) or path.name.removesuffix(".gz") in (TRACE, TENSOR):
         return "triosim"
     return "chakra" if is_chakra(path) else ""

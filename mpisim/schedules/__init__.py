@@ -26,6 +26,7 @@ order, its entry in `SCHEDULES` and its name in `ScheduleName`.
 
 from .actions import Action, Pipeline, PipelineSize
 from .catalogue import (
+    CHUNKS_IN_A_V,
     SCHEDULES,
     Schedule,
     ScheduleName,
@@ -36,6 +37,7 @@ from .catalogue import (
 from .units import ActionColumns, Units
 
 __all__ = [
+    "CHUNKS_IN_A_V",
     "SCHEDULES",
     "Action",
     "ActionColumns",

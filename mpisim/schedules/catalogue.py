@@ -22,6 +22,7 @@ from .dualpipe import check_dualpipe, check_dualpipe_v, dualpipe, dualpipe_v
 from .zb_v import check_zb_v, zb_v
 
 __all__ = [
+    "CHUNKS_IN_A_V",
     "SCHEDULES",
     "PipelineSize",
     "Schedule",
@@ -43,6 +44,9 @@ ScheduleName = Literal[
     "dualpipe-v",
 ]
 """Values of ``plan.pipeline.schedule``."""
+
+CHUNKS_IN_A_V = 2
+"""Model chunks of a stage whose parts lie in a V: one on the way there, one on the way back."""
 
 MOST_ACTIONS = 100_000
 """Actions of all pipelines that are kept, of 100 bytes each with their columns: of the few that

@@ -96,8 +96,9 @@ def run(
     buffer: float,
     share: float,
     selective: bool,
+    most_events: float = math.inf,
 ) -> list[list[int]]:
-    """Links, queue pairs and buffers → the end of each message of each pair, ps.
+    """Links, queue pairs and buffers → the end of each message of each pair, ps; -1 for none.
 
     Parameters
     ----------
@@ -108,6 +109,8 @@ def run(
         Of each switch, and the part of its free bytes that one egress queue may take.
     selective : bool
         Whether only what is missing is sent again.
+    most_events : float
+        After which the run is given up.
     """
     queues: list[deque[Any]] = [deque() for _ in links.rate]
     feeds: list[deque[int]] = [deque() for _ in links.rate]
@@ -226,7 +229,7 @@ def run(
     for number, sender in enumerate(senders):
         for message, (_, start) in enumerate(sender.messages):
             push(start, "begin", (number, message))
-    while any(-1 in each for each in ends):
+    while any(-1 in each for each in ends) and count < most_events:
         now, _, what, item = heapq.heappop(events)
         if what == "free":
             look(item, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.presets import packaged
@@ -37,6 +38,27 @@ _UNITS = (
 )
 """In which parameters may be given, by what they measure."""
 
+USED_BY: Mapping[str, tuple[Congestion, ...]] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("gain", "timer", "alpha_timer", "byte_counter", "fast_recovery", "clamp_target"),
+            "cnp_interval",
+        ),
+        ("dcqcn",),
+    )
+    | dict.fromkeys(("rate_ai", "min_rate"), ("dcqcn", "hpcc", "hpcc-pint", "timely"))
+    | {"rate_hai": ("dcqcn", "timely")}
+    | {"window_scales": ("dcqcn", "dctcp", "timely", "none")}  # HPCC's follow the rate anyway
+    | dict.fromkeys(("hpcc_target", "hpcc_stages"), ("hpcc", "hpcc-pint"))
+    | dict.fromkeys(("pint_base", "pint_unit", "pint_share"), ("hpcc-pint",))
+    | dict.fromkeys(
+        ("timely_alpha", "timely_beta", "timely_low", "timely_high", "timely_least_trip"),
+        ("timely",),
+    )
+    | dict.fromkeys(("dctcp_gain", "dctcp_window"), ("dctcp",))
+)
+"""Ways to control congestion that look at a parameter; all of them where it is not named."""
+
 MAX_VALUE = 1e18
 """Of any parameter, so that what is rounded stays a number."""
 
@@ -67,7 +89,7 @@ def packet_settings(
     Raises
     ------
     InputError
-        For a set, key or value that cannot be.
+        For a set, key or value that cannot be, and for a key that nothing looks at.
     """
     if parameters not in PARAMETER_SETS:
         raise InputError(
@@ -87,7 +109,7 @@ def packet_settings(
     for name in ("clamp_target", "window_scales"):
         if given[name] not in (0, 1):
             raise InputError(f"{name} is {given[name]:g}; it must be 0 (no) or 1 (yes)")
-    return PacketSettings(
+    settings = PacketSettings(
         _rate_control(given),
         _watching(given),
         mtu=round(given["mtu"]),
@@ -112,6 +134,9 @@ def packet_settings(
         switching=switching,
         seed=seed,
     )
+    for name in changes or {}:
+        _check_used(name, settings)
+    return settings
 
 
 def _rate_control(given: Mapping[str, float]) -> RateControl:
@@ -166,6 +191,27 @@ def _watching(given: Mapping[str, float]) -> Watching:
         gain=given["dctcp_gain"],
         first=round(given["dctcp_window"]),
     )
+
+
+def _check_used(name: str, settings: PacketSettings) -> None:
+    """Refuse a change of a parameter that nothing looks at."""
+    chosen, recovers = settings.congestion, settings.recovery != "none"
+    allowed = USED_BY.get(name, (chosen,))
+    if chosen not in allowed:
+        raise InputError(
+            f"{name} has no effect with congestion {chosen!r}; it is of {', '.join(allowed)}"
+        )
+    if name in ("pfc_share", "resume_offset") and not settings.pfc:
+        raise InputError(f"{name} has no effect without PFC, which pauses ports")
+    if name in ("drop_share", "timeout") and not recovers:
+        raise InputError(
+            f"{name} has no effect with recovery 'none', where nothing is lost; it is of "
+            "go-back-n, selective-repeat"
+        )
+    if name == "buffer" and not settings.pfc and not recovers:
+        raise InputError(
+            "buffer has no effect without PFC and with recovery 'none': buffers have no end"
+        )
 
 
 def _value(name: str, text: str, default: Quantity) -> float:

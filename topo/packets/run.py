@@ -23,6 +23,10 @@ MAX_HOPS = 500_000_000
 """Packets times links at most by default: some minutes."""
 
 EVENTS_PER_CALL = 1 << 20
+
+FRUITLESS = 100
+"""Timeouts of a queue pair, in the mean of all, with nothing new acknowledged in between, after
+which nothing will be: senders that repeat themselves. NICs give up after 7 (NCCL_IB_RETRY_CNT)."""
 """Events between two looks at how far it is."""
 
 Ints = NDArray[np.int64]
@@ -128,7 +132,8 @@ def simulate_packets(
     InputError
         If there is too much to simulate, or links of a flow form no path.
     DeadlockError
-        If packets wait for each other in a circle: a deadlock of pauses.
+        If packets wait for each other in a circle: a deadlock of pauses. If they are lost and sent
+        again without end: a livelock.
     """
     plan = packet_input(topology, flows, settings)
     hops = plan.hops // settings.mtu * (2 if settings.ack_size else 1)
@@ -138,9 +143,21 @@ def simulate_packets(
             f"(mtu is {settings.mtu} B), or a higher limit"
         )
     core = Simulator(plan, settings)
+    answered, timeouts = -1, 0
     while core.run(EVENTS_PER_CALL):
         if progress is not None:
             progress(core.done / len(plan.message_pair))
+        if settings.recovery == "none":
+            continue
+        now, late = int(core.pair_answered.sum()), int(core.pair_timeouts.sum())
+        if now > answered:
+            answered, timeouts = now, late
+        elif late - timeouts > FRUITLESS * len(plan.cap):
+            raise DeadlockError(
+                f"packets are lost and sent again without end after {core.now / 1e9:.3f} ms: "
+                f"{late - timeouts:,} timeouts since anything new arrived (NICs give up after "
+                "some). A longer timeout, a larger buffer, a window, or congestion control helps"
+            )
     end = core.message_end
     if core.done < len(end):
         first = flows[int(plan.message_flow[int(np.argmin(end))])]

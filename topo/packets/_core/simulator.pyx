@@ -228,6 +228,11 @@ cdef class Simulator:
     def pair_timeouts(self):
         return self.lost.pair_timeouts
 
+    @property
+    def pair_answered(self):
+        """Where packets are dropped: bytes of each queue pair that its sender knows to have come."""
+        return np.asarray(self.lost.unanswered)
+
     def run(self, int64_t budget):
         """Let up to so many events happen; return whether there is more to come."""
         cdef Event event

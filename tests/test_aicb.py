@@ -1,0 +1,176 @@
+"""AICB's tables: what every rank does in turn, read into programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from simai_texts import COST, took
+
+from mpisim.base.errors import InputError
+from mpisim.formats import aicb_program, import_program, read_aicb
+from mpisim.formats.recognise import recognise
+from mpisim.kernels import find_gpu
+from mpisim.kernels.counted import RooflinePricer
+from mpisim.program import Kind, Operation, Phase, Program
+
+COLUMNS = (
+    "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,"
+    "busbw,count"
+)
+
+
+def comm(kind: str, group: str, members: int, size: object, stage: str = "forward") -> str:
+    group = group if group == "None" else f"CommGroup.{group}"
+    return f"CommType.{kind},{group},{members},{size},{stage},None,None,,None,None,None,1"
+
+
+def product(stage: str, time: object = "None", shapes: str = "((2, 8, 64), (64, 32))") -> str:
+    return f"CommType.computation,None,None,{shapes},{stage}.x,None,None,,{time},None,None,1"
+
+
+END = comm("epoch_end", "None", 0, 0, "")
+
+ZERO3 = [
+    comm("broadcast", "dp_group", 4, 1 << 20, "init"),
+    comm("barrier", "all", 4, 0, "init"),
+    END,
+    comm("all_gather", "dp_group", 4, 1000, "forward"),
+    END,
+    comm("all_gather", "dp_group", 4, 4096, "forward.allgather_fn"),
+    product("forward", 3000),
+    comm("all_gather", "dp_group", 4, 4096, "backward.allgather_fn"),
+    product("backward", 7000),
+    comm("reduce_scatter", "dp_group", 4, 4096, "backward.reduce_scatter_fn"),
+    comm("all_reduce", "dp_group", 4, 8, "step.get_grad_norm_direct"),
+    comm("barrier", "all", 4, 0, "step"),
+    comm("all_reduce", "tp_group", 1, 64, "step"),
+    END,
+]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def written(*lines: str, head: str = "") -> Path:
+        path = tmp_path / "w.csv"
+        path.write_text("\n".join([*([head] if head else []), COLUMNS, *lines]) + "\n")
+        return path
+
+    return written
+
+
+def test_the_last_step_runs_line_by_line(write: Callable[..., Path]) -> None:
+    path = write(*ZERO3, head="[rank0 ~ rank3]")
+    read = read_aicb(path)
+    assert (read.n_ranks, len(read.setup), [len(step) for step in read.steps]) == (4, 2, [1, 8])
+    assert recognise([path]) == "aicb"
+    program = import_program([path])
+    table = program.tables[0]
+    assert program.n_ranks == 4
+    assert [Operation(each) for each in table.operation.tolist()] == [
+        Operation.ALL_GATHER,
+        Operation.NONE,
+        Operation.ALL_GATHER,
+        Operation.NONE,
+        Operation.REDUCE_SCATTER,
+        Operation.ALL_REDUCE,
+        Operation.BARRIER,
+    ]
+    assert table.bytes[table.operation == Operation.REDUCE_SCATTER].tolist() == [4096]
+    phases = [Phase.FORWARD] * 2 + [Phase.BACKWARD] * 3 + [Phase.OPTIMIZER] * 2
+    assert [Phase(each) for each in table.phase.tolist()] == phases
+    # Every line waits for the one before, and nothing else takes time.
+    assert took(program) == 5 * COST + 3000 + 7000
+    assert program.attributes["set-up"] == "2 lines before the first step are left out"
+    assert program.attributes["step"] == "the last of 2"
+
+
+def members(program: Program, rank: int) -> dict[str, list[int]]:
+    """Communicators of a rank, by name."""
+    found = {}
+    for number in program.slots_of(rank):
+        name = program.communicators.names[number]
+        found[name] = list(program.communicators.group(number))
+    return found
+
+
+def test_groups_stand_as_megatrons(write: Callable[..., Path]) -> None:
+    lines = [
+        comm("all_reduce", "tp_group", 2, 64),
+        comm("all_to_all", "ep_group", 2, 64),
+        comm("reduce_scatter", "ep_dp_group", 2, 64, "step"),
+        comm("all_gather_into_tensor", "ep_tp_group", 4, 64),
+        comm("reduce_scatter_tensor", "dp_group", 4, 64, "step"),
+    ]
+    program = aicb_program(write(*lines))
+    assert program.n_ranks == 8  # tp × dp, as no line says
+    found = members(program, 3)
+    assert found == {
+        "tp": [2, 3],
+        "ep": [1, 3],
+        "ep_dp": [3, 7],
+        "ep_tp": [0, 1, 2, 3],
+        "dp": [1, 3, 5, 7],
+    }
+
+
+def test_products_without_a_time_are_priced_by_a_gpu(write: Callable[..., Path]) -> None:
+    path = write(product("forward"), comm("all_reduce", "dp_group", 2, 8))
+    with pytest.raises(InputError, match=r"w.csv: line 2: a computation without _elapsed_time; na"):
+        aicb_program(path)
+    gpu = find_gpu("h100-sxm")
+    program = import_program([path], counts=RooflinePricer(gpu))
+    table = program.tables[0]
+    (length,) = table.duration[table.kind == Kind.KERNEL].tolist()
+    alone = RooflinePricer(gpu)
+    elements = 16 * 64 + 64 * 32 + 16 * 32
+    assert length == alone.duration("x", 2 * 16 * 64 * 32, 2 * elements)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([comm("all_reduse", "dp_group", 2, 8)], "line 2: unknown comm_type 'all_reduse' (did you"),
+        ([comm("all_reduce", "dp", 2, 8)], "line 2: unknown comm_group 'dp'"),
+        ([comm("all_reduce", "dp_group", 2, "nan")], "line 2: msg_size is 'nan'; it must be a wh"),
+        ([comm("all_reduce", "dp_group", 2, -8)], "line 2: msg_size is '-8'; it must be a whole"),
+        ([comm("all_reduce", "dp_group", 2, "1e400")], "line 2: msg_size is '1e400'"),
+        ([comm("all_reduce", "dp_group", 2, 8) + ",1"], "line 2: 13 fields; there are 12 columns"),
+        (
+            [comm("all_reduce", "dp_group", 2, 8), comm("all_reduce", "dp_group", 4, 8)],
+            "line 3: comm_group_size of dp_group is 4; in line 2 it is 2",
+        ),
+        ([comm("isend", "pp_group", 2, 8)], "line 2: a table of one pipeline stage does not say"),
+        ([comm("barrier", "all", 0, 0)], "the file does not say for how many ranks; give --ranks"),
+        (
+            [comm("all_reduce", "dp_group", 4, 8), comm("all_to_all", "ep_group", 3, 8)],
+            "4 ranks cannot be divided into groups of 1 (tp_group) × 3 (ep_group)",
+        ),
+        (
+            [product("forward", shapes="7"), comm("all_reduce", "dp_group", 4, 8)],
+            "line 2: a computation without _elapsed_time, whose msg_size is not the shapes",
+        ),
+        (
+            [product("forward", shapes="((2, 3), (4, 5))"), comm("all_reduce", "dp_group", 4, 8)],
+            "line 2: a product of (2, 3) and (4, 5): 3 columns and 4 rows",
+        ),
+        ([END], "no line of a step"),
+    ],
+)
+def test_what_is_wrong_is_said(write: Callable[..., Path], lines: list[str], says: str) -> None:
+    counts = RooflinePricer(find_gpu("h100-sxm"))
+    path = write(*lines)
+    with pytest.raises(InputError) as caught:
+        aicb_program(path, counts=counts)
+    assert says in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_ranks_are_those_that_the_file_says(write: Callable[..., Path]) -> None:
+    path = write(comm("all_reduce", "dp_group", 2, 8), head="[rank0 ~ rank1]")
+    with pytest.raises(InputError, match="line 1 says 2 ranks, but 4 are asked for"):
+        aicb_program(path, 4)
+    with pytest.raises(InputError, match="comm_group_size of dp_group is 2; of 4 ranks it would"):
+        aicb_program(write(comm("all_reduce", "dp_group", 2, 8)), 4)
