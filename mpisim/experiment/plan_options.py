@@ -170,6 +170,10 @@ class PrecisionOptions:
     logits : {"fp8"}, optional
         Of the product that makes scores of the vocabulary in plans of fp8; 16 bits if not given
         (Megatron-LM's ``fp8_output_proj``).
+    frozen : {"nf4"}, optional
+        Of the matrices of layers that are frozen beside adapters (``model.lora_rank``): 4 bits,
+        from which a kernel before each product makes 16 (QLoRA, arXiv:2305.14314); 16 bits if not
+        given.
     wide_modules : tuple of {"attention", "latent", "mtp"}
         What stays in 16 bits in all layers: the matrices around attention, those between hidden
         states and the narrower ones of LatentMoE, the modules that predict further tokens
@@ -191,6 +195,7 @@ class PrecisionOptions:
     first_wide: OptionalCount = 0
     last_wide: OptionalCount = 0
     logits: Literal["fp8"] | None = None
+    frozen: Literal["nf4"] | None = None
     wide_modules: tuple[WideModule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -203,6 +208,11 @@ class PrecisionOptions:
             raise InputError(
                 f"logits is {self.logits!r}, but products is {self.products!r}; the key is for "
                 "products in 'fp8'"
+            )
+        if self.frozen is not None and self.products not in ("fp16", "bf16"):
+            raise InputError(
+                f"frozen is {self.frozen!r}, but products is {self.products!r}; only products in "
+                "'bf16' and 'fp16' are modelled with it"
             )
         if self.autocast:
             self._check_autocast()
