@@ -495,6 +495,7 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.moe_multihot_fusion": mixture
         and plan.ep > 1
         and plan.framework.moe_dispatcher == "flex",
+        "framework.moe_balance": mixture and plan.ep > 1 and plan.framework.dispatches_by_kernels,
         "framework.moe_capacity_factor": mixture and plan.framework.moe_dispatcher == "one-hot",
         "framework.moe_router": mixture,
         "framework.moe_router_fusion": mixture
