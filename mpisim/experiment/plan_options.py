@@ -68,12 +68,18 @@ class PipelineOptions:
         Layers of each part of the pipeline, for an uneven split; pp × vpp entries.
     account_for_embedding, account_for_loss : bool
         Whether embedding and head count as a layer when layers are spread over stages.
+    run : int, optional
+        Micro-batches of a replica after which the pipeline drains before it takes more: the batch
+        of one call of a schedule of PyTorch, which trainers call several times in a step to
+        accumulate gradients (torch.distributed.pipelining, ``schedule.step``); all of a step if not
+        given.
     """
 
     schedule: ScheduleName = "1f1b"
     stages: tuple[Annotated[int, Limits(least=0, most=30_000)], ...] = ()
     account_for_embedding: bool = False
     account_for_loss: bool = False
+    run: Count | None = None
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
