@@ -49,6 +49,7 @@ TABLES = (
     "fourth_steps.csv",
     "fifth_steps.csv",
     "sixth_steps.csv",
+    "seventh_steps.csv",
 )
 """Steps that had not been compared, in halves."""
 

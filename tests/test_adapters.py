@@ -10,7 +10,7 @@ from transformers import model, network, plan
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import Transformer, model_counts
-from mpisim.kernels.operations import Attention
+from mpisim.kernels.operations import Attention, Elementwise, Gemm
 from mpisim.memory.states import gathered_parameters, model_states, parameter_counts
 from mpisim.workloads.data_parallel.buckets import chunk_parameters
 from mpisim.workloads.operators import Compute, LayerStack, Parameter
@@ -161,3 +161,65 @@ def test_frozen_parameters_are_sharded_like_others(style: str) -> None:
     fsdp = 2 * (root + unit + max(root, unit))
     gathered = fsdp if style == "fsdp" else 2 * (counts.total + counts.frozen)
     assert gathered_parameters(counts, keys) == gathered
+
+
+FOUR_BITS: dict[str, Any] = {
+    "precision": "bf16",
+    "precision_main_parameters": "bf16",
+    "precision_frozen": "nf4",
+}
+
+
+def written_out(found: LayerStack, what: str) -> list[tuple[str, int]]:
+    """Kernels that write matrices of 4 bits out in 16: names, bytes moved."""
+    return [
+        (task.name, task.kernel.bytes)
+        for layer in found.layers
+        for operator in layer.operators
+        for task in getattr(operator, what)
+        if isinstance(task, Compute) and task.name.endswith("dequantize")
+        if isinstance(task.kernel, Elementwise)
+    ]
+
+
+def test_matrices_of_four_bits_are_packed_and_written_out_before_each_product() -> None:
+    wide = network(adapted(), plan(**{**FOUR_BITS, "precision_frozen": None}))
+    four = network(adapted(), plan(**FOUR_BITS))
+    h, f, kv = 256, 512, 128
+    # 4 bits and, for each 64 elements, a constant of 8 bits, of which 256 share one of 32.
+    bits = 4 + 8 / 64 + 32 / (64 * 256)
+    matrices = h * (h + 2 * kv) + h * h + 3 * h * f
+    held = {each: sum(p.size for p in parameters(each)) for each in (wide, four)}
+    saved = 3 * matrices * (1 - bits / 16)
+    assert held[wide] - held[four] == pytest.approx(saved, abs=3 * 7)
+    for what in ("forward", "backward"):
+        assert not written_out(wide, what)
+        kernels = written_out(four, what)
+        assert sum(size for _, size in kernels) == pytest.approx(
+            3 * matrices * (bits / 8 + 2), abs=3 * 7
+        )
+    for layer in four.layers:
+        for operator in layer.operators:
+            for tasks in (operator.forward, operator.backward):
+                names = [task.name for task in tasks]
+                if f"{operator.name} dequantize" in names:
+                    at = names.index(f"{operator.name} dequantize")
+                    product = tasks[at + 1]
+                    assert isinstance(product, Compute)
+                    assert isinstance(product.kernel, Gemm)
+    # Adapters, norms, embedding and head are as before; so is what is trained.
+    trained = [[p for p in parameters(each) if not p.frozen] for each in (wide, four)]
+    assert trained[0] == trained[1]
+
+
+def test_four_bits_need_sixteen_around_them() -> None:
+    with pytest.raises(InputError, match="products is 'fp8'"):
+        plan(**{**FOUR_BITS, "precision": "fp8"})
+    wide = plan(**{**FOUR_BITS, "precision_main_parameters": "fp32"}, dp_style="fsdp", zero=3)
+    with pytest.raises(InputError, match="main_parameters is 'fp32'"):
+        network(adapted(), wide)
+
+
+def test_four_bits_need_adapters() -> None:
+    with pytest.raises(InputError, match=r"model\.lora_rank is 0"):
+        network(model("llama", **COMMON), plan(**FOUR_BITS))

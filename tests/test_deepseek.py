@@ -18,7 +18,10 @@ from mpisim.memory.states import rates
 from mpisim.program import Kind, Operation, check_matching
 from mpisim.workloads import training_step
 from mpisim.workloads.operators import Communicate, Compute, Layer, LayerStack, Operator
-from mpisim.workloads.transformer.token_dispatch import expected_destinations
+from mpisim.workloads.transformer.destinations import (
+    expected_destinations,
+    round_robin_destinations,
+)
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 MLA: dict[str, Any] = {
@@ -64,6 +67,28 @@ def test_a_token_reaches_no_more_nodes_than_it_chooses_groups() -> None:
     assert expected_destinations(256, 8, 8, groups=8, chosen=4) == pytest.approx(
         4 * (1 - (3 / 4) ** 8), rel=0.02
     )
+
+
+@given(ranks=st.sampled_from([1, 2, 4, 8]), each=st.integers(1, 6), topk=st.integers(1, 6))
+def test_experts_in_turn_are_on_few_ranks(ranks: int, each: int, topk: int) -> None:
+    experts = ranks * each
+    assume(topk <= experts)
+    places = [i % experts // each for i in range(experts * topk)]
+    tokens = [places[i : i + topk] for i in range(0, len(places), topk)]
+    expected = sum(len(set(token)) for token in tokens) / len(tokens)
+    assert round_robin_destinations(experts, topk, ranks) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dispatcher", ["flex", "hybrid-ep"])
+def test_tokens_of_experts_in_turn_travel_once(dispatcher: str) -> None:
+    mixed = model("moe", **SIZES, experts=8, topk=2, moe_ffn_hidden=32)
+    sent = {}
+    for balance in ("free", "round-robin"):
+        keys = {"ep": 4, "dp": 4, "etp": 1, "moe_dispatcher": dispatcher, "moe_balance": balance}
+        found = operator(network(mixed, plan(**keys)), "combine")
+        (sent[balance],) = [each.bytes for each in found.forward if isinstance(each, Communicate)]
+    # Two experts of a token on one of four ranks; freely chosen they are on 4 × (1 - 6 × 5 / 56).
+    assert sent["free"] / sent["round-robin"] == pytest.approx(4 * (1 - 30 / 56), rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,10 @@ def test_adapters_without_a_rank_are_refused(row: Any) -> None:
     ranked = mapped(row(VTRAIN, **llama, **{"model.lora_rank": 16})).experiment.model
     assert isinstance(ranked, Transformer)
     assert (ranked.lora_rank, ranked.family) == (16, "llama")
-    assert "QLoRA" in why(row(VTRAIN, **{**llama, "model": "Llama 2 7B QLoRA"}))
+    four_bits = {**llama, "model": "Llama 2 7B QLoRA"}
+    assert "model.lora_rank" in why(row(VTRAIN, **four_bits))
+    four_bits |= {"model.lora_rank": 16, "precision": "bf16"}
+    assert mapped(row(VTRAIN, **four_bits)).experiment.plan.precision.frozen == "nf4"
 
 
 def test_deepspeed_below_another_model_is_not_megatron_deepspeed(row: Any) -> None:

@@ -141,6 +141,7 @@ MIXED = DENSE | {
     "moe_router": st.sampled_from(["pytorch", "transformer-engine"]),
     "moe_router_fusion": st.booleans(),
     "moe_multihot_fusion": st.booleans(),
+    "moe_balance": st.sampled_from(["free", "round-robin"]),
 }
 CLICKS: dict[str, Any] = {
     "dp": st.sampled_from([1, 2, 4]),

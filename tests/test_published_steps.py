@@ -14,12 +14,19 @@ import pytest
 from mpisim.validate.e2e import Mapped, Row, experiment_of, read
 from mpisim.validate.e2e import settings as declared
 
-TABLES = [
-    read(Path(__file__).parents[1] / "data/validation" / name)
-    for name in ("steps.csv", "more_steps.csv", "third_steps.csv", "fourth_steps.csv")
-]
+VALIDATION = Path(__file__).parents[1] / "data/validation"
 
-ROWS = [row for table in TABLES for row in table]
+BY_ID = [
+    row
+    for name in ("steps.csv", "more_steps.csv", "third_steps.csv", "fourth_steps.csv")
+    for row in read(VALIDATION / name)
+]
+"""Rows whose half is drawn by their own name."""
+
+BY_SOURCE = list(read(VALIDATION / "seventh_steps.csv"))
+"""Rows whose half is drawn by the name of their source."""
+
+ROWS = [*BY_ID, *BY_SOURCE]
 
 
 def _tokens(row: Row) -> int:
@@ -45,6 +52,8 @@ SECONDS: dict[str, Callable[[Row, float], float]] = {
     "hours of 93,900 steps": lambda _, value: 3600 * value / 93900,
     "hours of 71,680 steps": lambda _, value: 3600 * value / 71680,
     "days of 600,000 steps": lambda _, value: 86400 * value / 600000,
+    "s of 1,024 samples": lambda row, value: value * row.integers["global_batch"] / 1024,
+    "s of 250 steps": lambda _, value: value / 250,
 }
 
 
@@ -57,6 +66,10 @@ def _flops_per_token(row: Row) -> float:
     if row.id.startswith("maxtext"):  # all matrices but the embedding of words; Llama 2 7B
         layers, hidden, length = 32, 4096, 4096
         return 6 * (6.738e9 - 32000 * hidden) + 12 * layers * hidden * length
+    if row.id.startswith("zoo-q235"):  # 6 × weights of products, causal attention; Qwen3-235B-A22B
+        layers, hidden, inner, length = 94, 4096, 64 * 128, row.integers["seq_len"]
+        layer = 2 * hidden * (inner + 4 * 128) + 8 * 3 * hidden * 1536
+        return 6 * (layers * layer + hidden * 151936 + layers * inner * length)
     if row.id.startswith("nanogpt"):  # its estimate_mfu: no positions, no biases
         layers, hidden, vocabulary, length = 12, 768, 50304, 1024
         parameters = layers * (12 * hidden**2 + 2 * hidden) + vocabulary * hidden + hidden
@@ -91,8 +104,11 @@ def test_no_row_is_in_two_tables() -> None:
 
 
 def test_halves_are_drawn_by_name() -> None:
-    for row in ROWS:
+    for row in BY_ID:
         even = int(hashlib.sha256(row.id.encode()).hexdigest(), 16) % 2 == 0
+        assert row.texts["half"] == ("causes" if even else "held back")
+    for row in BY_SOURCE:
+        even = hashlib.sha256(row.texts["source"].encode()).digest()[0] % 2 == 0
         assert row.texts["half"] == ("causes" if even else "held back")
 
 

@@ -50,6 +50,27 @@ def test_1f1b_by_hand() -> None:
     assert [spell(few, stage) for stage in range(4)] == ["F0 F1 B0 B1"] * 3 + ["F0 B0 F1 B1"]
 
 
+def test_runs_by_hand() -> None:
+    pipe = pipeline("1f1b", stages=2, micro_batches=4, run=2)
+    assert [spell(pipe, stage) for stage in range(2)] == [
+        "F0 F1 B0 B1 F2 F3 B2 B3",
+        "F0 B0 F1 B1 F2 B2 F3 B3",
+    ]
+    with pytest.raises(InputError, match=r"plan\.pipeline\.run is 3, which does not divide the 8"):
+        pipeline("1f1b", stages=2, micro_batches=8, run=3)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1"])
+def test_a_pipeline_drains_after_each_run(name: str) -> None:
+    chunks = 2 if SCHEDULES[name].interleaved else 1
+    times = {"F": 3, "I": 4, "W": 2}
+    one = simulate(pipeline(name, 4, 8, chunks), times)
+    whole = simulate(pipeline(name, 4, 24, chunks), times)
+    several = simulate(pipeline(name, 4, 24, chunks, run=8), times)
+    assert several == [3 * each for each in one]
+    assert all(drained > once for drained, once in zip(several, whole, strict=True))
+
+
 def test_interleaved_by_hand() -> None:
     """Figure 4 of arXiv:2104.04473: p = 4, v = 2, m = 8."""
     pipe = pipeline("interleaved", stages=4, micro_batches=8, chunks=2)

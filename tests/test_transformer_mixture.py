@@ -20,9 +20,9 @@ from mpisim.kernels.operations import Elementwise, Gemm, GroupedGemm
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Await, Communicate, Compute, Layer, Task
 from mpisim.workloads.transformer import transformer_network
+from mpisim.workloads.transformer.destinations import expected_destinations
 from mpisim.workloads.transformer.exchange_rates import slowdown
 from mpisim.workloads.transformer.hybrid_ep import Exchange, copy_rows, sum_rows
-from mpisim.workloads.transformer.token_dispatch import expected_destinations
 
 
 def test_dispatch_to_the_experts_and_back() -> None:

@@ -228,6 +228,10 @@ class FrameworkOptions:
         With "flex": whether the lists of experts that arrive with tokens become a map of tokens to
         experts in one kernel (Megatron-LM's ``--enable-experimental`` with
         ``--moe-permute-fusion``), or by operations of PyTorch, for three of which the CPU waits.
+    moe_balance : {"free", "round-robin"}
+        Which experts tokens have, all experts as many: any, or, from a gate that a benchmark puts
+        in the router's place, as many that follow each other, which ranks of DeepEP and HybridEP
+        get in one copy (NeMo AutoModel's ``fake_balanced_gate``).
     moe_capacity : bool
         Whether every expert gets as many tokens as the next (``--moe-expert-capacity-factor`` with
         ``--moe-pad-expert-input-to-capacity``), so that no rank has to ask how many come.
@@ -313,6 +317,7 @@ class FrameworkOptions:
     moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep", "one-hot"] = "all-to-all"
     moe_capacity_factor: Annotated[float, Limits(least=0.1, most=100)] = 1.0
     moe_multihot_fusion: bool = False
+    moe_balance: Literal["free", "round-robin"] = "free"
     moe_capacity: bool = False
 
     @property

@@ -68,12 +68,18 @@ class PipelineOptions:
         Layers of each part of the pipeline, for an uneven split; pp × vpp entries.
     account_for_embedding, account_for_loss : bool
         Whether embedding and head count as a layer when layers are spread over stages.
+    run : int, optional
+        Micro-batches of a replica after which the pipeline drains before it takes more: the batch
+        of one call of a schedule of PyTorch, which trainers call several times in a step to
+        accumulate gradients (torch.distributed.pipelining, ``schedule.step``); all of a step if not
+        given.
     """
 
     schedule: ScheduleName = "1f1b"
     stages: tuple[Annotated[int, Limits(least=0, most=30_000)], ...] = ()
     account_for_embedding: bool = False
     account_for_loss: bool = False
+    run: Count | None = None
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -170,6 +176,10 @@ class PrecisionOptions:
     logits : {"fp8"}, optional
         Of the product that makes scores of the vocabulary in plans of fp8; 16 bits if not given
         (Megatron-LM's ``fp8_output_proj``).
+    frozen : {"nf4"}, optional
+        Of the matrices of layers that are frozen beside adapters (``model.lora_rank``): 4 bits,
+        from which a kernel before each product makes 16 (QLoRA, arXiv:2305.14314); 16 bits if not
+        given.
     wide_modules : tuple of {"attention", "latent", "mtp"}
         What stays in 16 bits in all layers: the matrices around attention, those between hidden
         states and the narrower ones of LatentMoE, the modules that predict further tokens
@@ -191,6 +201,7 @@ class PrecisionOptions:
     first_wide: OptionalCount = 0
     last_wide: OptionalCount = 0
     logits: Literal["fp8"] | None = None
+    frozen: Literal["nf4"] | None = None
     wide_modules: tuple[WideModule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -203,6 +214,11 @@ class PrecisionOptions:
             raise InputError(
                 f"logits is {self.logits!r}, but products is {self.products!r}; the key is for "
                 "products in 'fp8'"
+            )
+        if self.frozen is not None and self.products not in ("fp16", "bf16"):
+            raise InputError(
+                f"frozen is {self.frozen!r}, but products is {self.products!r}; only products in "
+                "'bf16' and 'fp16' are modelled with it"
             )
         if self.autocast:
             self._check_autocast()

@@ -62,6 +62,10 @@ def _deep_ep(experiment: Experiment) -> bool:
     return _exchange(experiment) and experiment.plan.framework.moe_dispatcher == "flex"
 
 
+def _copies_for_ranks(experiment: Experiment) -> bool:
+    return _exchange(experiment) and experiment.plan.framework.dispatches_by_kernels
+
+
 def _one_hot(experiment: Experiment) -> bool:
     return _experts(experiment) and experiment.plan.framework.moe_dispatcher == "one-hot"
 
@@ -213,6 +217,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     ),
     **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
     "framework.moe_multihot_fusion": _deep_ep,
+    "framework.moe_balance": _copies_for_ranks,
     "framework.moe_capacity_factor": _one_hot,
     "plan.order": _axes,
     "framework.cp_style": _context,

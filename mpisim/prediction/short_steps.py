@@ -106,7 +106,8 @@ def shortened_run(experiment: Experiment) -> ShortenedRun | None:
 def shortest_runs(experiment: Experiment) -> ShortenedRun | None:
     """Return the two shortest steps that fill the pipeline and end at the same point of a round.
 
-    None if micro-batches are not all equal, or the schedule is not known to repeat.
+    None if micro-batches are not all equal, the schedule is not known to repeat, or the pipeline
+    drains within the step.
     """
     plan = experiment.plan
     replicas = _replicas(experiment)
@@ -115,7 +116,7 @@ def shortest_runs(experiment: Experiment) -> ShortenedRun | None:
     if loads_images(experiment):
         return None  # whether the GPU or the host takes longer may depend on how long the step is
     to_fill = SCHEDULES[plan.pipeline.schedule].rounds_to_fill
-    if to_fill is None:
+    if to_fill is None or plan.pipeline.run is not None:
         return None
     whole, rest = divmod(plan.global_batch, replicas * plan.micro_batch)
     if rest:

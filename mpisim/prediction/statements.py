@@ -407,6 +407,7 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.rotary": rotary,
         "plan.order": sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 0,
         "plan.pipeline.schedule": plan.pp > 1,
+        "plan.pipeline.run": plan.pp > 1,
         "framework.cp_style": plan.cp > 1,
         "plan.overlap.tp_scatter": plan.overlap.tp,
         "plan.overlap.dgrad": plan.tp > 1 and not plan.sequence_parallel,
@@ -427,6 +428,7 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.moe_multihot_fusion": mixture
         and plan.ep > 1
         and plan.framework.moe_dispatcher == "flex",
+        "framework.moe_balance": mixture and plan.ep > 1 and plan.framework.dispatches_by_kernels,
         "framework.moe_capacity_factor": mixture and plan.framework.moe_dispatcher == "one-hot",
         "framework.moe_router": mixture,
         "framework.moe_router_fusion": mixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from ..base.frozen import frozen
 from ..program import Phase
 from .units import ActionColumns, Units
 
-__all__ = ["Action", "Order", "Pipeline", "PipelineSize", "Place", "part_of"]
+__all__ = ["Action", "Order", "Pipeline", "PipelineSize", "Place", "part_of", "repeated"]
 
 Place = tuple[int, int]
 """A chunk and a micro-batch."""
@@ -69,6 +70,27 @@ class Action:
 
 Order = tuple[Action, ...]
 """The actions of one stage, from first to last."""
+
+
+def repeated(orders: Sequence[Order], runs: int, micro_batches: int) -> tuple[Order, ...]:
+    """Orders of all stages in one run → the same in several, one after another.
+
+    Parameters
+    ----------
+    orders : sequence of Order
+    runs, micro_batches : int
+        Runs, and micro-batches of each: those of the i-th follow those of the runs before.
+    """
+    if runs == 1:
+        return tuple(orders)
+    return tuple(
+        tuple(
+            replace(action, micro_batch=run * micro_batches + action.micro_batch)
+            for run in range(runs)
+            for action in order
+        )
+        for order in orders
+    )
 
 
 def part_of(stage: int, chunk: int, stages: int, *, v_shaped: bool = False) -> int:

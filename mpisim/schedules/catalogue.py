@@ -15,7 +15,7 @@ from typing import Literal
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.lru_cache import kept_by_size
-from .actions import Order, Pipeline, PipelineSize, part_of
+from .actions import Order, Pipeline, PipelineSize, part_of, repeated
 from .alternating import check_interleaved, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from .chimera import check_chimera, chimera
 from .dualpipe import check_dualpipe, check_dualpipe_v, dualpipe, dualpipe_v
@@ -261,12 +261,13 @@ def check_schedule(
     *,
     group: int | None = None,
     paired: bool = False,
+    run: int | None = None,
 ) -> PipelineSize:
-    """Refuse numbers that a schedule cannot work with, without laying it out.
+    """Refuse numbers that a schedule cannot work with, without laying it out → size of one run.
 
     Parameters
     ----------
-    name, stages, micro_batches, chunks, group, paired
+    name, stages, micro_batches, chunks, group, paired, run
         As for `pipeline`.
 
     Raises
@@ -291,6 +292,13 @@ def check_schedule(
         ):
             if given:
                 raise InputError(f"schedule {name}: {key} is for the schedule interleaved only")
+    if run is not None:
+        if micro_batches % run:
+            raise InputError(
+                f"plan.pipeline.run is {run}, which does not divide the {micro_batches} "
+                "micro-batches of a replica"
+            )
+        micro_batches = run
     size = PipelineSize(stages, micro_batches, chunks, stages if group is None else group, paired)
     if schedule.check is not None:
         schedule.check(size)
@@ -305,6 +313,7 @@ def pipeline(
     *,
     group: int | None = None,
     paired: bool = False,
+    run: int | None = None,
 ) -> Pipeline:
     """Lay out a schedule; the last few are kept, since plans that are compared share them.
 
@@ -328,6 +337,8 @@ def pipeline(
         ``interleaved``, or ``1f1b`` of one stage: a forward and the backward after it run
         overlapped, as in Megatron-LM with ``overlap_moe_expert_parallel_comm``; stages warm up with
         one forward more.
+    run : int, optional
+        Micro-batches after which the pipeline drains before it takes more; all if not given.
 
     Returns
     -------
@@ -346,8 +357,8 @@ def pipeline(
     >>> [(action.phase.name, action.micro_batch) for action in last]
     [('FORWARD', 0), ('BACKWARD', 0), ('FORWARD', 1), ('BACKWARD', 1)]
     """
-    size = check_schedule(name, stages, micro_batches, chunks, group=group, paired=paired)
-    return _laid_out(name, size)
+    size = check_schedule(name, stages, micro_batches, chunks, group=group, paired=paired, run=run)
+    return _laid_out(name, size, micro_batches // size.micro_batches)
 
 
 def _actions(found: Pipeline) -> int:
@@ -356,14 +367,14 @@ def _actions(found: Pipeline) -> int:
 
 
 @kept_by_size(MOST_ACTIONS, _actions)
-def _laid_out(name: str, size: PipelineSize) -> Pipeline:
+def _laid_out(name: str, size: PipelineSize, runs: int) -> Pipeline:
     schedule = SCHEDULES[name]
     return Pipeline(
         name,
         size.stages,
         2 if schedule.mirrored else size.chunks,
-        size.micro_batches,
-        schedule.order(size),
+        runs * size.micro_batches,
+        repeated(schedule.order(size), runs, size.micro_batches),
         parts=size.stages * size.chunks,
         v_shaped=schedule.v_shaped,
     )

@@ -72,6 +72,7 @@ NOT_OF_KERNELS = (
     "pipeline.stages",
     "pipeline.account_for_embedding",
     "pipeline.account_for_loss",
+    "pipeline.run",
     "zero",
     "zero_group",
     "order",
@@ -280,7 +281,9 @@ def _pipeline_bound(
     plan: Plan, micro_batches: int, parts: Sequence[_ChunkTimes], message: int
 ) -> int:
     """Times of the parts of a pipeline, and of a message → `pipeline_time`."""
-    schedule = pipeline(plan.pipeline.schedule, plan.pp, micro_batches, plan.vpp)
+    schedule = pipeline(
+        plan.pipeline.schedule, plan.pp, micro_batches, plan.vpp, run=plan.pipeline.run
+    )
     times = [
         PassTimes(
             each.forward,

@@ -206,13 +206,25 @@ def check_layout(experiment: Experiment, grid: Grid) -> list[int]:
     if isinstance(model, Transformer) and model.experts:
         grid.check_experts()
     for count in sorted(set(counts)):
-        check_schedule(plan.pipeline.schedule, plan.pp, count, plan.vpp, paired=plan.overlap.ep)
+        check_schedule(
+            plan.pipeline.schedule,
+            plan.pp,
+            count,
+            plan.vpp,
+            paired=plan.overlap.ep,
+            run=plan.pipeline.run,
+        )
     return counts
 
 
 def _pipeline(plan: Plan, micro_batches: int) -> Pipeline:
     return pipeline(
-        plan.pipeline.schedule, plan.pp, micro_batches, plan.vpp, paired=plan.overlap.ep
+        plan.pipeline.schedule,
+        plan.pp,
+        micro_batches,
+        plan.vpp,
+        paired=plan.overlap.ep,
+        run=plan.pipeline.run,
     )
 
 

@@ -244,7 +244,7 @@ class Buffer(LowLatency):
 
     def _tokens(self, tokens: int, experts: int, choices: int) -> tuple[int, int]:
         """Tokens of a rank → those that arrive at one, and those that it sends and receives."""
-        from ...workloads.transformer.token_dispatch import expected_destinations
+        from ...workloads.transformer.destinations import expected_destinations
 
         def of(parts: int) -> int:
             return math.ceil(tokens * expected_destinations(experts, choices, parts))

@@ -73,8 +73,8 @@ UNNAMED = re.compile(r"GPT(?:$| \()")
 SIZED = re.compile(r"GPT [\d.]+[MBT]$")
 """Names that say no more than the kind and a size; a shape says more than that."""
 
-ADAPTERS = (" LoRA", " lora")
-"""What follows it when low-rank adapters are trained beside it."""
+ADAPTERS = (" QLoRA", " LoRA", " lora")
+"""What follows it when low-rank adapters are trained beside it; QLoRA: of 4 bits."""
 
 
 @frozen
@@ -210,6 +210,8 @@ def _mapped(
     chosen = choose(row, source, settings)
     keys = {**keys, **{key: value for key, value in chosen.keys.items() if key not in row.keys}}
     defaults += chosen.assumed
+    if " QLoRA" in row.texts["model"]:
+        keys.setdefault("plan.precision.frozen", "nf4")
     defaults += complete(keys, row, base)
     _check_adapters(keys, row)
     _drop_framework(keys, profiles)
@@ -348,8 +350,6 @@ def _ruled(facts: Sequence[Fact]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _check_adapters(keys: Mapping[str, Any], row: Row) -> None:
     """Refuse a model with adapters of no stated rank: it would be trained in full."""
     name = row.texts["model"].casefold()
-    if "qlora" in name:
-        raise InputError("frozen weights of 4 bits (QLoRA) are not modelled")
     if "lora" in name and "model.lora_rank" not in keys:
         raise InputError("the rank of its LoRA is not stated: column model.lora_rank")
 

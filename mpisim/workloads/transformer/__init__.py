@@ -22,7 +22,7 @@ Read in this order; every module uses those before it alone:
     Core attention over a cp group, on one rank, and the half of a block around it.
 `feed_forward`
     Two matrices and the activation functions between them.
-`multihot`, `token_dispatch`, `router`, `mixture_of_experts`
+`multihot`, `destinations`, `token_dispatch`, `router`, `mixture_of_experts`
     Exchange of tokens, and the half of a block that routes them.
 `embedding`, `head`, `network`
     Before the first block, after the last, and all together.

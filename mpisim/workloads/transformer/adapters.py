@@ -10,15 +10,24 @@ rows the first adds up over the group, and the columns of the second are gathere
 
 Nothing below the first adapter needs gradients: the embedding has none. The gradient of the first
 layer's input is made all the same.
+
+QLoRA (arXiv:2305.14314, ``precision.frozen``): frozen matrices of layers, experts' apart, are kept,
+gathered and offloaded in 4 bits. Before each product that reads one, a kernel writes it out in 16
+bits, forward, again where the forward is computed again, and backward
+(github:bitsandbytes-foundation/bitsandbytes, ``bitsandbytes/autograd/_functions.py``, MatMul4Bit:
+``dequantize_4bit`` in both). Constants of blocks are in 8 bits themselves: two small kernels before
+it make them fp32 (``bitsandbytes/functional.py``, ``dequantize_4bit`` of a nested state).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from mpisim.kernels.operations import Gemm, operand_bytes
+from mpisim.kernels.operations import Elementwise, Gemm, operand_bytes
 
+from ...base.errors import InputError
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Task
 from .pointwise import elementwise
@@ -38,6 +47,16 @@ ADAPTED: dict[str, tuple[str, ...]] = {
 
 SUFFIX = " adapter"
 
+NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+"""Bits of an element in NF4: a constant of 8 bits for each block of 64, and one of 32 bits for each
+256 of these (arXiv:2305.14314, section 3: 0.127 bits a parameter for constants)."""
+
+STORED_BITS = 16
+"""Of the numbers as which packed matrices are kept and sharded (``bnb_4bit_quant_storage``)."""
+
+CONSTANT_KERNELS = 2
+"""Small kernels that make constants of blocks fp32, before a matrix is written out."""
+
 SPLIT_BY_ROWS = ("attention output", "feed-forward out", "mamba out")
 
 
@@ -49,6 +68,7 @@ def adapt(s: Shapes, operators: Iterable[Operator]) -> tuple[Operator, ...]:
     s : Shapes
     operators : iterable of Operator
     """
+    _check_frozen(s)
     if not s.model.lora_rank:
         return tuple(operators)
     wanted = {name for module in s.model.lora_modules for name in ADAPTED[module]}
@@ -62,6 +82,23 @@ def adapt(s: Shapes, operators: Iterable[Operator]) -> tuple[Operator, ...]:
         if adapted:
             found += _adapter(s, each)
     return tuple(found)
+
+
+def _check_frozen(s: Shapes) -> None:
+    """Refuse 4 bits where nothing is frozen, or where the rest is kept in 32."""
+    precision = s.plan.precision
+    if precision.frozen is None:
+        return
+    start = f"plan.precision.frozen is {precision.frozen!r}, but"
+    if not s.model.lora_rank:
+        raise InputError(
+            f"{start} model.lora_rank is 0: nothing is frozen; set model.lora_rank, as 16"
+        )
+    if s.plan.style(transformer=True) in ("ddp", "fsdp") and precision.main_parameters == "fp32":
+        raise InputError(
+            f"{start} plan.precision.main_parameters is 'fp32'; beside weights of 4 bits only a "
+            f"model that was read in 16 is modelled: set it to {s.storage_format!r}"
+        )
 
 
 def freeze_embedding(operators: Iterable[Operator]) -> tuple[Operator, ...]:
@@ -84,7 +121,35 @@ def _frozen(s: Shapes, operator: Operator, *, keeps_input: bool) -> Operator:
         rows = product.m if operator.name in SPLIT_BY_ROWS else min(product.m, s.sharded_tokens)
         saved = max(0, saved - operand_bytes(product.dtype, rows * product.k))
     backward = tuple(task for task in operator.backward if not task.weight)
-    return replace(operator, backward=backward, parameters=_as_frozen(operator), saved=saved)
+    frozen = replace(operator, backward=backward, parameters=_as_frozen(operator), saved=saved)
+    return _quantised(s, frozen) if s.plan.precision.frozen is not None else frozen
+
+
+def _quantised(s: Shapes, operator: Operator) -> Operator:
+    """Frozen operator → the same with its matrices in 4 bits, written out before products."""
+    if not any(operator.name in names for names in ADAPTED.values()):
+        return operator
+    elements = sum(each.size for each in operator.parameters if each.rows)
+    traffic = round(elements * (NF4_BITS / 8 + s.element_size))
+    written = Compute(f"{operator.name} dequantize", Elementwise(traffic), calls=CONSTANT_KERNELS)
+    return replace(
+        operator,
+        forward=_before_product(operator.forward, written),
+        backward=_before_product(operator.backward, written),
+        parameters=tuple(_packed(each) if each.rows else each for each in operator.parameters),
+    )
+
+
+def _packed(parameter: Parameter) -> Parameter:
+    return replace(parameter, size=math.ceil(parameter.size * NF4_BITS / STORED_BITS), rows=0)
+
+
+def _before_product(tasks: tuple[Task, ...], written: Compute) -> tuple[Task, ...]:
+    """Return tasks with one before the first matrix product; as they are if there is none."""
+    for i, task in enumerate(tasks):
+        if isinstance(task, Compute) and isinstance(task.kernel, Gemm):
+            return (*tasks[:i], written, *tasks[i:])
+    return tasks
 
 
 def _product(operator: Operator) -> Gemm | None:

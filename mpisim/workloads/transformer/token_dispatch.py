@@ -22,9 +22,7 @@ Flexible dispatcher
     ``csrc/hybrid_ep`` of its branch); its other kernels are in :mod:`.hybrid_ep`. What links inside
     a node carry beside the network is hidden behind it, and left out. Their kernels are slower than
     NCCL's all-to-all: the bytes here are those for which it takes as long (:mod:`.exchange_rates`).
-    How many ranks or nodes have one of a token's experts is that of a router without preference,
-    which first chooses groups of experts where the model has them (node-limited routing of
-    DeepSeek-V3).
+    How many ranks or nodes have one of a token's experts: :mod:`.destinations`.
 
 One-hot dispatcher
     Products with masks: :mod:`.one_hot_dispatch`.
@@ -42,6 +40,7 @@ from mpisim.kernels.operations import BYTES, Copy, Elementwise
 from ...base.frozen import frozen
 from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Task
+from .destinations import expected_destinations, round_robin_destinations
 from .exchange_rates import Direction, slowdown
 from .hybrid_ep import Exchange, copy_rows, place_rows, scan_maps, sum_rows
 from .module_options import capture_steps
@@ -58,7 +57,6 @@ __all__ = [
     "Routing",
     "combine",
     "dispatch",
-    "expected_destinations",
 ]
 
 FP32 = BYTES["fp32"]
@@ -372,49 +370,6 @@ def _flexible_all_to_all(s: Shapes, name: str, size: int, direction: Direction) 
     return _all_to_all(name, math.ceil(factor * size))
 
 
-def expected_destinations(
-    experts: int, topk: int, parts: int, groups: int = 1, chosen: int = 1
-) -> float:
-    """Mean number of the `parts` equal parts of the experts that one token needs.
-
-    A part is avoided if all `topk` experts, taken without repetition, lie in the others; they come
-    from `chosen` of `groups` equal groups of experts that follow each other.
-
-    Parameters
-    ----------
-    experts, topk : int
-        Experts of a layer, and those of one token.
-    parts : int
-        Ranks or nodes that the experts are spread over.
-    groups, chosen : int
-        Groups of experts, and those that one token may choose from.
-
-    Examples
-    --------
-    >>> expected_destinations(8, 1, 4)
-    1.0
-    >>> expected_destinations(8, 8, 4)
-    4.0
-    >>> expected_destinations(8, 4, 4, groups=4, chosen=2)
-    2.0
-    """
-    group, part = experts // groups, experts // parts
-    within = max(part // group, 1)  # groups that a part has, or is one's share of
-    eligible = chosen * group
-
-    def avoided(own: int) -> float:
-        others = eligible - own
-        return math.prod((others - i) / (eligible - i) for i in range(topk))
-
-    return parts * sum(
-        math.comb(within, k)
-        * math.comb(groups - within, chosen - k)
-        / math.comb(groups, chosen)
-        * (1 - avoided(k * min(part, group)))
-        for k in range(max(0, chosen - groups + within), min(within, chosen) + 1)
-    )
-
-
 def _dispatch_element_size(s: Shapes) -> int:
     """Bytes of an element on its way to the experts."""
     return BYTES["fp8"] if s.plan.precision.dispatch == "fp8" else s.element_size
@@ -427,9 +382,12 @@ def _arriving_tokens(s: Shapes, routing: Routing) -> tuple[int, int]:
     busiest = routing.received / routing.copies
 
     def tokens(parts: int) -> int:
-        needed = expected_destinations(
-            model.experts, model.topk, parts, model.expert_groups, model.topk_groups
-        )
+        if s.plan.framework.moe_balance == "round-robin":
+            needed = round_robin_destinations(model.experts, model.topk, parts)
+        else:
+            needed = expected_destinations(
+                model.experts, model.topk, parts, model.expert_groups, model.topk_groups
+            )
         return math.ceil(routing.tokens * needed * busiest)
 
     return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)
