@@ -141,6 +141,13 @@ class GpuParameters:
         peaks = tuple(sorted(self.chip_peaks.items()))
         return self.family, self.sms, self.clock, self.l2, peaks
 
+    @property
+    def board(self) -> tuple[object, ...]:
+        """Key of boards that no formula tells apart: chip, memory and clocks, but not links."""
+        memory = self.rated_bandwidth or self.bandwidth, self.l2_bandwidth, self.shared_memory
+        clocks = self.steady, self.steady_products, self.power_share
+        return *self.chip, *memory, *clocks, self.exponentials, self.missing
+
     def rescaled(self, gpu: Gpu) -> GpuParameters:
         """Return these parameters with the numbers of the same GPU, scaled (:mod:`.scaled`)."""
         return replace(

@@ -27,11 +27,15 @@ class Estimate(NamedTuple):
         them (:mod:`mpisim.prediction.uncertainty`).
     error : float
         Relative error bar of this one duration: one standard deviation.
+    own : mapping of str to float
+        Of numbers among `shares` the share of the error's variance that is this kernel's own: the
+        rest is off together in all kernels that depend on the number.
     """
 
     duration: int
     shares: Mapping[str, float]
     error: float = 0.0
+    own: Mapping[str, float] = {}
 
 
 class KernelModel(Protocol):

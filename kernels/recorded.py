@@ -142,7 +142,7 @@ class RecordedKernels:
         name, factor = self._slowest
         self._numbers[name] = factor
         duration = round(found.duration * factor.value)
-        return Estimate(duration, {**found.shares, name: 1.0}, found.error)
+        return found._replace(duration=duration, shares={**found.shares, name: 1.0})
 
     def _carried_over(self, kernel: Recorded) -> Estimate:
         """Return the duration of a measured kernel on a GPU as fast as the traced one."""

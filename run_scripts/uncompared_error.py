@@ -11,7 +11,9 @@ design of GPUs, whose predictions were compared with measured steps for long, wi
 narrowest model, and by how much steps of others are farther off than their intervals say; and
 the same of steps whose way was compared, but on a library that leaves the model's code to the user,
 or not by the recipe for performance that the framework has. That is found on the halves of `TABLES`
-that serve to find causes, so that the intervals of the other halves are a check.
+that serve to find causes, so that the intervals of the other halves are a check. The rows of one
+publisher are off together, and the step of a user is of none of them: each publisher counts the
+same, and intervals are to hold nine tenths of the next one's rows (`sufficient_error`).
 
 An error that the file has is not made smaller: the larger of it and the one found is written, and
 beside it what was found. As long as intervals hold less than they say, new rows do not make them
@@ -29,7 +31,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from step_files import column_of, compared_cases
+from step_files import column_of, compared_cases, publisher
 
 from mpisim.kernels.gpu import find_gpu
 from mpisim.prediction.step_constants import parse_constant_name
@@ -69,6 +71,9 @@ MIN_COMPARED = 10
 
 MIN_OTHERS = 15
 """Rows from which an error can be found."""
+
+MIN_PUBLISHERS = 9
+"""Publishers from which nine tenths of the next one's rows are no more than all of theirs."""
 
 LIBRARY = {
     "composer": "fsdp",
@@ -152,18 +157,22 @@ def judged(cases: Iterable[dict[str, Any]], causes: set[str]) -> list[dict[str, 
     ]
 
 
-def missing_error(used: list[dict[str, Any]]) -> float:
-    """Cases → least error with which their 90 % intervals hold 90 % of them, as for model errors.
+def missing_error(used: list[dict[str, Any]], publishers: Mapping[str, str]) -> float:
+    """Cases, who printed each → least error with which 90 % intervals hold 90 % of a next one's.
 
     Raises
     ------
     ValueError
         If there are too few.
     """
-    if len(used) < MIN_OTHERS:
-        raise ValueError(f"{len(used)} rows; at least {MIN_OTHERS} are needed")
+    names = [publishers[case["id"]] for case in used]
+    if len(used) < MIN_OTHERS or len(set(names)) < MIN_PUBLISHERS:
+        raise ValueError(
+            f"{len(used)} rows of {len(set(names))} publishers; at least {MIN_OTHERS} of "
+            f"{MIN_PUBLISHERS} are needed"
+        )
     logs = [math.log(case["predicted"] / case["measured"]) for case in used]
-    return sufficient_error(logs, [_stated_without(case) for case in used])
+    return sufficient_error(logs, [_stated_without(case) for case in used], names)
 
 
 def design_of(case: dict[str, Any]) -> str:
@@ -206,15 +215,16 @@ def _entry(key: str, error: float, source: str) -> str:
     return f'{key} = {{ value = 1, unit = "1", error = {error:.3f}, source = "{source}" }}\n'
 
 
-def _source(used: list[dict[str, Any]], what: str) -> str:
+def _source(used: list[dict[str, Any]], publishers: Mapping[str, str], what: str) -> str:
     """Return what the error that is found on the cases rests on."""
     names = f"{', '.join(TABLES[:-1])} and {TABLES[-1]}"
     logs = [math.log(case["measured"] / case["predicted"]) for case in used]
     longer = math.exp(math.fsum(logs) / len(logs))
     return (
-        f"with it 90 % intervals hold 90 % of {len(used)} steps of data/validation/{names}, halves "
-        f"for causes, {what}; in the geometric mean these took {longer:.2f} times as long as "
-        f"predicted"
+        f"with it 90 % intervals hold 90 % of a next publisher's steps, by {len(used)} steps of "
+        f"{len({publishers[case['id']] for case in used})} publishers in data/validation/{names}, "
+        f"halves for causes, {what}; in the geometric mean these took {longer:.2f} times as long "
+        f"as predicted"
     )
 
 
@@ -232,6 +242,11 @@ def main() -> int:
         for row, half in column_of(DATA / "validation" / name, "half").items()
         if half == "causes"
     }
+    publishers = {
+        row: publisher(source)
+        for name in TABLES
+        for row, source in column_of(DATA / "validation" / name, "source").items()
+    }
     large = compared_cases(args.compared)
     others = [case for path in args.steps for case in compared_cases(path)]
     counted = [case for case in large if case["trust"] in ("A", "B")]
@@ -241,10 +256,14 @@ def main() -> int:
     new = [case for case in used if unlike(case, ways)]
     own = [case for case in used if not unlike(case, ways) and leaves_open(case)]
     before = tomllib.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    dense = not_narrower(missing_error(new), _source(new, "ways not listed"), before.get("dense"))
+    dense = not_narrower(
+        missing_error(new, publishers),
+        _source(new, publishers, "ways not listed"),
+        before.get("dense"),
+    )
     left_open = not_narrower(
-        missing_error(own),
-        _source(own, "ways that are listed, on open libraries or without the recipe"),
+        missing_error(own, publishers),
+        _source(own, publishers, "ways that are listed, on open libraries or without the recipe"),
         before.get("left_open"),
     )
     libraries = ", ".join(f"{name} = {json.dumps(of)}" for name, of in LIBRARY.items())

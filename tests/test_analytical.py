@@ -34,8 +34,8 @@ from mpisim.kernels.gpu_parameters import GpuParameters
 from mpisim.kernels.operations import Copy, Gemm, GemmVariant, Kernel
 
 
-def table(efficiency: float, **keys) -> FittedConstants:
-    p90 = 0.1645
+def table(efficiency: float, *, error: float = 0.1, **keys) -> FittedConstants:
+    p90 = 1.645 * error
     bins = (ErrorBin(-5, 100, 0.0, 0.2, 0.05, 2 * p90), ErrorBin(-3, 100, 0.0, 0.2, 0.05, p90))
     return FittedConstants(
         source="nobody",
@@ -224,16 +224,54 @@ def test_another_board_of_the_chip_before_the_architecture():
         ("gemm", "ampere", "fp16"): table(0.6),
     }
     # The A100 of 80 GB on PCIe: 1.94 TB/s, the boards of 40 GB 1.56 and of SXM 2.04.
-    served = look_up(
-        KernelCalibration(tables), "gemm", GpuParameters.of(find_gpu("a100-pcie-80gb")), "fp16"
-    )
+    gpu = GpuParameters.of(find_gpu("a100-pcie-80gb"))
+    served = look_up(KernelCalibration(tables), "gemm", gpu, "fp16")
     assert served.name == "gemm.a100-sxm.fp16"
     assert served.borrowed
+    # Chips left out say how far a board may be off; where none was, a tenth is added.
+    assert served.error(2e-3) == pytest.approx(np.hypot(0.1, throttling(gpu)))
+    farther = tables | {("gemm", "ampere", "fp16"): table(0.6, error=0.2)}
+    served = look_up(KernelCalibration(farther), "gemm", gpu, "fp16")
+    assert served.error(2e-3) == pytest.approx(np.hypot(0.2, throttling(gpu)))
+    assert served.largest_error == pytest.approx(np.hypot(0.4, throttling(gpu)))
+    unknown = tables | {("gemm", "ampere", "fp16"): alone}
+    served = look_up(KernelCalibration(unknown), "gemm", gpu, "fp16")
     assert served.error(2e-3) > np.hypot(0.1, 0.09)
     # An A40 is another chip of the architecture.
     assert look_up(
         KernelCalibration(tables), "gemm", GpuParameters.of(find_gpu("a40")), "fp16"
     ).name == ("gemm.ampere.fp16")
+
+
+@pytest.mark.usefixtures("toy")
+def test_boards_that_differ_in_links_alone_are_one():
+    alone = dataclasses.replace(table(0.5), gpus=("h800-sxm",), held_out="shapes")
+    found = KernelCalibration({("gemm", "h800-sxm", "fp16"): alone})
+    h100, h200 = (GpuParameters.of(find_gpu(name)) for name in ("h100-sxm", "h200"))
+    own = look_up(found, "gemm", GpuParameters.of(find_gpu("h800-sxm")), "fp16")
+    assert look_up(found, "gemm", h100, "fp16").error(2e-3) == own.error(2e-3)
+    assert look_up(found, "gemm", h200, "fp16").error(2e-3) > own.error(2e-3)
+
+
+@pytest.mark.usefixtures("toy")
+def test_errors_of_few_rows_are_those_of_all():
+    bins = [dataclasses.replace(each, rows=9) for each in table(0.5).errors]
+    few = dataclasses.replace(table(0.5), errors=tuple(bins))
+    together = np.sqrt((0.2**2 + 0.1**2) / 2)
+    for seconds in (2e-5, 2e-4, 2e-3):
+        assert few.error(seconds) == pytest.approx(together, rel=1e-3)
+    assert few.largest_error == few.error(1e-3)
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_is_added_is_off_together():
+    own = table(0.5).own_share(2e-3)
+    assert 0.5 < own < 1  # the rows of a bin are off by as much as its percentile says
+    found = KernelCalibration({("gemm", "volta", "fp16"): table(0.5)})
+    v100, a100 = (GpuParameters.of(find_gpu(name)) for name in ("v100-sxm2-32gb", "a100-sxm"))
+    assert look_up(found, "gemm", v100, "fp16").own_share(2e-3) == pytest.approx(own)
+    added = 0.1**2 / (0.1**2 + OTHER_GENERATION_ERROR**2)
+    assert look_up(found, "gemm", a100, "fp16").own_share(2e-3) == pytest.approx(own * added)
 
 
 @pytest.mark.usefixtures("toy")

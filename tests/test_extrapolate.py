@@ -229,7 +229,10 @@ def test_what_several_gpus_leave_out_is_that_of_the_framework(kineto: TracedStep
     megatron = grown(kineto, {"dp": 8, "framework.dp_style": "megatron"})
     assert left_out(megatron) == several_gpus("megatron").error == several_gpus(None).error > 0.1
     horovod = grown(kineto, {"dp": 8, "framework.cycle_time": 5.0})
-    assert left_out(horovod) == several_gpus("ddp", horovod=True).error == several_gpus(None).error
+    assert left_out(horovod) == several_gpus("ddp", others=True).error == several_gpus(None).error
+    named = grown(kineto, {"dp": 8, "framework.name": "paddlepaddle"})
+    assert left_out(named) == several_gpus(None).error
+    assert left_out(grown(kineto, {"dp": 8, "framework.name": "ddp"})) == several_gpus("ddp").error
 
 
 def test_threads_of_one_process(tables: TracedStep) -> None:

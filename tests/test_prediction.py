@@ -16,6 +16,7 @@ import mpisim
 from mpisim import engine
 from mpisim.base.errors import InputError, MpisimError, OutputError
 from mpisim.base.quantity import Quantity
+from mpisim.engine.critical_path import PieceKind
 from mpisim.experiment import (
     ClusterChoice,
     Experiment,
@@ -28,6 +29,7 @@ from mpisim.experiment import (
     read,
 )
 from mpisim.kernels import Roofline
+from mpisim.kernels.operations import Kernel
 from mpisim.prediction.framework_lines import PRACTICE
 from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared import PreparedExperiment, prepare
@@ -141,6 +143,39 @@ def test_shares_of_the_step_are_its_derivatives(experiment: Experiment) -> None:
         change = numbers_scaled(case, name, 1.001) / run.step_time - 1
         expected = 0.001 * shares.get(name, 0.0) * (-1 if name in rates else 1)
         assert change == pytest.approx(expected, rel=0.02, abs=2e-6), name
+
+
+def test_errors_of_unlike_kernels_average_out() -> None:
+    case = prepare(LARGE)
+    run = run_of(case)
+    path = run.critical_path
+    assert path is not None
+    pricing = case.workload.pricing_of(0)
+    name = "gemm model (bf16)"
+    moved: dict[Kernel, float] = {}
+    for piece, length in enumerate((path.end - path.begin).tolist()):
+        if path.kind[piece] == PieceKind.COMPUTE:
+            table, row = case.program.table_of(int(path.rank[piece])), int(path.row[piece])
+            key = case.program.names[table.name[row]], int(table.duration[row])
+            kernel = pricing.kernels.get(key)
+            if kernel is not None:
+                share = pricing.model.estimate(kernel).shares.get(name, 0.0)
+                moved[kernel] = moved.get(kernel, 0.0) + share * length
+    own = {kernel: pricing.model.estimate(kernel).own.get(name, 0.0) for kernel in moved}
+    # Of each pair of kernels: what both have together, and a kernel has with itself.
+    variance = sum(
+        moved[one] * moved[other] * (own[one] if one is other else 0.0)
+        + moved[one] * moved[other] * math.sqrt((1 - own[one]) * (1 - own[other]))
+        for one in moved
+        for other in moved
+    )
+    factors = PathShares(case, run).averaging()
+    assert factors[name] == pytest.approx(math.sqrt(variance) / sum(moved.values()))
+    assert 0.3 < factors[name] < 0.9
+    effects = error_bar(case, run, model_error=False).effects
+    stated = next(each for each in effects if each.name == name)
+    assert stated.error == pytest.approx(factors[name] * pricing.model.numbers[name].error)
+    assert "slowest GPU" not in factors  # off together in all
 
 
 def test_statements() -> None:

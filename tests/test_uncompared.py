@@ -106,14 +106,27 @@ def test_intervals_hold_nine_tenths_of_what_was_not_compared() -> None:
     used = uncompared_error.judged([*cases, *others, older], causes)
     new = [each for each in used if uncompared_error.unlike(each, ways)]
     assert [each["id"] for each in new] == [*(each["id"] for each in cases), "older"]
-    # All are stated with 0.1: with what is missing three of thirty stay outside.
-    error = uncompared_error.missing_error(new[:30])
+    # All are stated with 0.1: with what is missing two of thirty publishers stay outside, as with a
+    # next one inside 29 of 31 would be held, and with three outside less than nine tenths.
+    alone = {each["id"]: each["id"] for each in cases}
+    error = uncompared_error.missing_error(new[:30], alone)
     bar = 1.6448536 * math.hypot(error, 0.1)
-    assert sum(abs(log) > bar * 1.001 for log in logs) == 3
-    assert sum(abs(log) > bar * 0.999 for log in logs) == 4
-    assert uncompared_error.missing_error([case(f"r{i}", 1.01) for i in range(20)]) == 0.0
-    with pytest.raises(ValueError, match="5 rows"):
-        uncompared_error.missing_error(cases[:5])
+    assert sum(abs(log) > bar * 1.001 for log in logs) == 2
+    assert sum(abs(log) > bar * 0.999 for log in logs) == 3
+    near = [case(f"r{i}", 1.01) for i in range(20)]
+    assert uncompared_error.missing_error(near, alone) == 0.0
+    with pytest.raises(ValueError, match="5 rows of 5 publishers"):
+        uncompared_error.missing_error(cases[:5], alone)
+    with pytest.raises(ValueError, match="30 rows of 1 publishers"):
+        uncompared_error.missing_error(cases, dict.fromkeys(alone, "one"))
+
+
+def test_publishers_count_the_same() -> None:
+    # Twenty rows of one are off by much, those of nineteen others by nothing: one in twenty.
+    near, far = [case(f"n{i}", 1.0) for i in range(19)], [case(f"f{i}", 9.0) for i in range(20)]
+    names = {each["id"]: each["id"] for each in near} | {each["id"]: "far" for each in far}
+    assert uncompared_error.missing_error([*near, *far], names) == 0.0
+    assert uncompared_error.missing_error([*near[1:9], *far], names) > 1
 
 
 def test_errors_become_no_narrower() -> None:
@@ -143,7 +156,8 @@ def test_a_run_keeps_the_larger_error_of_the_file(
     monkeypatch.setattr(uncompared_error, "FILE", file)
     monkeypatch.setattr(uncompared_error, "compared_cases", lambda path: tables[path.name])
     halves = {each["id"]: "causes" for each in cases}
-    monkeypatch.setattr(uncompared_error, "column_of", lambda *_: halves)
+    columns = {"half": halves, "source": {each["id"]: f"a/{each['id']}" for each in cases}}
+    monkeypatch.setattr(uncompared_error, "column_of", lambda _, name: columns[name])
     monkeypatch.setattr("sys.argv", ["uncompared_error.py", "big", "small"])
     uncompared_error.main()
     found = tomllib.loads(file.read_text())

@@ -8,7 +8,7 @@ architecture and format, ``[gemm.ampere.fp16]``, and for all GPUs together, ``[g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from mpisim.base.presets import packaged
 from mpisim.base.quantity import Z_90
 from mpisim.base.schema import Limits, build, parse
 
+from ..numbers import number
 from .families import FORMULAS
 from .formula import Constant
 
@@ -42,6 +43,8 @@ HELD_OUT_GPUS: HeldOut = "GPUs"
 
 MIN_BIN_ROWS = 20
 """Rows that a bin of errors needs to be used by itself."""
+
+SHARED_BY_RUN = number("shared_kernel_error")
 
 NonNegative = Annotated[float, Limits(least=0)]
 
@@ -113,18 +116,45 @@ class FittedConstants:
         A normal distribution of this width has nine tenths of its values where nine tenths of the
         held-out rows were; outliers beyond do not widen it.
         """
-        at = decade_of(seconds)
-        usable = [each for each in self.errors if each.rows >= MIN_BIN_ROWS]
-        if not usable:
-            return self.largest_error
-        near = min(usable, key=lambda each: (abs(each.decade - at), -each.rows))
-        return near.p90 / Z_90
+        return self._bin(seconds).p90 / Z_90
+
+    def own_share(self, seconds: float) -> float:
+        """Return the share of the error's variance that a kernel does not share with others.
+
+        What a whole board, or a whole run, is off by is in the bins' percentiles, not in their
+        spreads; of these, kernels of one run share a little (`shared_kernel_error`).
+        """
+        found = self._bin(seconds)
+        spread = min(1.0, found.sd * Z_90 / found.p90) if found.p90 else 0.0
+        return (1 - SHARED_BY_RUN) * spread**2
 
     @property
     def largest_error(self) -> float:
         """The relative standard error of the decade that is predicted worst."""
-        usable = [each for each in self.errors if each.rows >= MIN_BIN_ROWS] or self.errors
-        return max(each.p90 for each in usable) / Z_90
+        return max(each.p90 for each in self._usable) / Z_90
+
+    def _bin(self, seconds: float) -> ErrorBin:
+        """Return the bin of a duration, or the nearest that has rows enough."""
+        at = decade_of(seconds)
+        return min(self._usable, key=lambda each: (abs(each.decade - at), -each.rows))
+
+    @property
+    def _usable(self) -> Sequence[ErrorBin]:
+        """The bins of enough rows; if none has, all of them as one: few rows tell no decades."""
+        usable = [each for each in self.errors if each.rows >= MIN_BIN_ROWS]
+        return usable or (_together(self.errors),)
+
+
+def _together(bins: Sequence[ErrorBin]) -> ErrorBin:
+    """Return bins as one, in the decade of most rows: medians in the mean, the rest in squares."""
+    rows = sum(each.rows for each in bins)
+
+    def squares(name: str) -> float:
+        return math.sqrt(math.fsum(each.rows * getattr(each, name) ** 2 for each in bins) / rows)
+
+    most = max(bins, key=lambda each: each.rows)
+    bias = math.fsum(each.rows * each.bias for each in bins) / rows
+    return ErrorBin(most.decade, rows, bias, squares("sd"), squares("median"), squares("p90"))
 
 
 def decade_of(seconds: float) -> int:

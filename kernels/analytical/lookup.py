@@ -89,6 +89,9 @@ class CalibrationLookup:
         Relative error to add, in squares, to the table's.
     unrelated : bool
         Whether no GPU of the table has the architecture or a related one.
+    chips : FittedConstants, optional
+        Of another board's table the one of the architecture whose errors are of chips left out: a
+        board of the same chip is off by no more, and by no less than the table's own rows.
     """
 
     constants: Mapping[str, float]
@@ -97,6 +100,7 @@ class CalibrationLookup:
     borrowed: bool
     added: float = 0.0
     unrelated: bool = False
+    chips: FittedConstants | None = None
 
     @property
     def launch(self) -> float:
@@ -110,12 +114,29 @@ class CalibrationLookup:
 
     def error(self, seconds: float) -> float:
         """Return the relative standard error of a predicted duration."""
-        return math.hypot(self.table.error(seconds) if self.table else 0.0, self.added)
+        judged = self._judged_by(seconds)
+        return math.hypot(judged.error(seconds) if judged else 0.0, self.added)
+
+    def _judged_by(self, seconds: float) -> FittedConstants | None:
+        """Return the table whose errors a duration has."""
+        tables = [each for each in (self.table, self.chips) if each]
+        return max(tables, key=lambda each: each.error(seconds), default=None)
+
+    def own_share(self, seconds: float) -> float:
+        """Return the share of that error's variance that a kernel does not share with others.
+
+        What is added is off together in all.
+        """
+        judged, error = self._judged_by(seconds), self.error(seconds)
+        if judged is None or not error:
+            return 0.0
+        return judged.own_share(seconds) * (judged.error(seconds) / error) ** 2
 
     @property
     def largest_error(self) -> float:
         """The relative standard error of the decade of durations that is predicted worst."""
-        return math.hypot(self.table.largest_error if self.table else 0.0, self.added)
+        tables = [each.largest_error for each in (self.table, self.chips) if each]
+        return math.hypot(max(tables, default=0.0), self.added)
 
     @property
     def source(self) -> str:
@@ -131,11 +152,12 @@ def look_up(
 ) -> CalibrationLookup:
     """Return the constants for a formula on a GPU in a format.
 
-    The GPU's own come first, then those of another board with its chip, then its architecture's and
-    those of related ones, then those of all GPUs; and the same again for the formats that may
-    serve. A variant that has no table down to its architecture's has its base's constants, and a
-    formula of `SUBSTITUTE_FORMULAS` in a format in which it has no table at all those of the
-    substitute.
+    The GPU's own come first, then those of another board with its chip (with its errors where only
+    links differ, as those of an H800 and an H100; else with those of chips left out), then its
+    architecture's and those of related ones, then those of all GPUs; and the same again for the
+    formats that may serve. A variant that has no table down to its architecture's has its base's
+    constants, and a formula of `SUBSTITUTE_FORMULAS` in a format in which it has no table at all
+    those of the substitute.
 
     Parameters
     ----------
@@ -161,7 +183,13 @@ def look_up(
                 continue
             same_format = other == dtype or {other, dtype} <= SAME_UNITS
             of_chip = owner in (gpu.name, *boards)
-            of_one_gpu = owner != gpu.name and table.held_out != HELD_OUT_GPUS
+            of_this_board = owner == gpu.name or (
+                owner in boards and gpu_parameters(owner).board == gpu.board
+            )
+            chips = calibration.tables.get((formula, gpu.family, other))
+            if of_this_board or owner not in boards or not _of_chips(chips):
+                chips = None
+            of_one_gpu = not (of_this_board or chips or _of_chips(table))
             designs = _designs(table)
             unrelated = not set(near) & {family for family, _ in designs}
             other_generation = gpu.design not in designs and not unrelated
@@ -179,10 +207,16 @@ def look_up(
                     else unseen_chip_error(formula, gpu, other_generation),
                 ),
                 unrelated=unrelated,
+                chips=chips,
             )
     constants = {each.name: each.start for each in FORMULAS[formula].constants}
     added = math.hypot(TEXTBOOK_ERROR, unseen_chip_error(formula, gpu))
     return CalibrationLookup(constants, None, "textbook", borrowed=True, added=added)
+
+
+def _of_chips(table: FittedConstants | None) -> bool:
+    """Whether a table's errors are those of chips that were left out."""
+    return table is not None and table.held_out == HELD_OUT_GPUS
 
 
 def interchangeable_formats(dtype: str) -> list[str]:

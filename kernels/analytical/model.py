@@ -62,22 +62,27 @@ class _CalibratedFormula:
     number : Quantity
         That: 1, with the error bar of the durations that are predicted worst.
     errors : dict
-        By decade of the durations so far: the error bar there, and an estimate's shares.
+        By decade of the durations so far: the error bar there, an estimate's shares, and what of
+        the error is its own.
     """
 
     formula: Formula
     lookup: CalibrationLookup
     name: str
     number: Quantity
-    errors: dict[int, tuple[float, dict[str, float]]] = field(default_factory=dict)
+    errors: dict[int, tuple[float, dict[str, float], dict[str, float]]] = field(
+        default_factory=dict
+    )
 
-    def error(self, seconds: float) -> tuple[float, dict[str, float]]:
-        """Return the error bar of a duration, and the shares of the numbers it depends on."""
+    def error(self, seconds: float) -> tuple[float, dict[str, float], dict[str, float]]:
+        """Return the error bar of a duration, the shares of the numbers it depends on, its own."""
         decade = decade_of(seconds)
         found = self.errors.get(decade)
         if found is None:
             error, largest = self.lookup.error(seconds), self.number.error
-            found = self.errors[decade] = error, {self.name: error / largest if largest else 1.0}
+            shares = {self.name: error / largest if largest else 1.0}
+            own = {self.name: self.lookup.own_share(seconds)}
+            found = self.errors[decade] = error, shares, own
         return found
 
 
@@ -136,8 +141,8 @@ class Analytical:
         """Numbers that the estimates so far depend on, by the names in their `shares`.
 
         One number a formula and format: 1, with the error bar of the formula for kernels of the
-        duration that is predicted worst. All kernels of the formula are taken to be off together,
-        those predicted better by a share of it.
+        duration that is predicted worst. Kernels predicted better are off by a share of it, and
+        partly each by itself (`Estimate.own`).
         """
         return self._numbers
 
@@ -354,9 +359,9 @@ class Analytical:
         calibrated, columns = self._describe(kernel)
         constants = calibrated.lookup.constants
         seconds: float = calibrated.formula.seconds(columns, self._parameters, constants)
-        error, shares = calibrated.error(seconds)
+        error, shares, own = calibrated.error(seconds)
         self._numbers[calibrated.name] = calibrated.number
-        return Estimate(picoseconds(seconds), shares, error)
+        return Estimate(picoseconds(seconds), shares, error, own)
 
 
 @lru_cache(maxsize=MAX_CACHED_MODELS)

@@ -87,7 +87,11 @@ def counted_text(
         numbers |= {name: quantity.error for name, quantity in pipeline.numbers.items()}
         depends = dict.fromkeys(pipeline.numbers, 1.0)
         shares |= {(PREPARE, time): depends for time in preparation_times(workload.program)}
-    framework = workload.layout.experiment.plan.framework
+    grown = workload.layout.experiment
+    framework = grown.plan.framework
+    others = framework.cycle_time is not None or (
+        grown.profile is not None and grown.profile.own_kernels
+    )
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
@@ -112,9 +116,7 @@ def counted_text(
                 *context,
                 *input_not_modelled(workload.layout.experiment.data),
             ],
-            "left_out": 0.0
-            if alone
-            else several_gpus(framework.dp_style, framework.cycle_time is not None).error,
+            "left_out": 0.0 if alone else several_gpus(framework.dp_style, others).error,
         }
     )
 
@@ -134,15 +136,16 @@ def _kernels(pricings: Sequence[Pricing]) -> dict[str, Any]:
 
 
 @cache
-def several_gpus(style: Style | None, horovod: bool = False) -> Quantity:
+def several_gpus(style: Style | None, others: bool = False) -> Quantity:
     """Return how far steps are off that were extrapolated from one GPU to several, as a factor.
 
     Parameters
     ----------
     style : Style or None
         Whose rules data parallelism follows; None where that is not known.
-    horovod : bool
-        Whether Horovod reduces gradients, for TensorFlow or MXNet.
+    others : bool
+        Whether the framework is none that is built on PyTorch: Horovod reduces its gradients, or it
+        has kernels of its own.
     """
-    name = "pytorch" if style in OWN_STYLES and not horovod else "other"
+    name = "pytorch" if style in OWN_STYLES and not others else "other"
     return build(Quantity, packaged(FILE)["several_gpus"][name], FILE, f"several_gpus.{name}")

@@ -73,8 +73,8 @@ class CalibratedKernels:
             self._numbers[name] = number
             plain = self._model.estimate(kernel)
             shares = {} if self._constants.covers(*constant) else plain.shares
-            found = self._prices[kernel] = Estimate(
-                round(plain.duration * number.value), {**shares, name: 1.0}, plain.error
+            found = self._prices[kernel] = plain._replace(
+                duration=round(plain.duration * number.value), shares={**shares, name: 1.0}
             )
         return found
 

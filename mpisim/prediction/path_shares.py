@@ -8,6 +8,7 @@ CPU work on operator times. The model that priced a piece gives its shares. Erro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from ..base.distinct import distinct, equal_columns
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
-from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm
+from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
 from ..program import UNPRICED, Operation
 from ..topo.circuits import SETUP
 from ..workloads.data_parallel.fsdp import ADD_ON_CPU
@@ -241,3 +242,38 @@ class PathShares:
             for name, share in self(piece).items():
                 found[name] = found.get(name, 0.0) + share * whole
         return found
+
+    def averaging(self) -> dict[str, float]:
+        """Return by what factor the errors of unlike kernels shrink in their sum, by number.
+
+        A kernel's error is partly its own (`Estimate.own`): over the kernels of a step, equal ones
+        counted together, that part adds up in squares. Numbers whose errors do not shrink are left
+        out, and programs whose kernels are not known.
+        """
+        if not isinstance(self.prepared, PreparedExperiment):
+            return {}
+        length = self.path.lengths
+        whole: dict[str, float] = {}
+        shared: dict[str, float] = {}
+        own: dict[tuple[str, Kernel], float] = {}
+        for piece, pieces in self.equal_pieces():
+            if PieceKind(int(self.path.kind[piece])) is not PieceKind.COMPUTE:
+                continue
+            pricing = self.prepared.workload.pricing_of(int(self.path.rank[piece]))
+            kernel = self._kernel(piece, pricing.kernels)
+            if not kernel:
+                continue
+            estimate = pricing.model.estimate(kernel)
+            together = int(length[pieces].sum())
+            for name, share in estimate.shares.items():
+                moved, apart = share * together, estimate.own.get(name, 0.0)
+                whole[name] = whole.get(name, 0.0) + moved
+                shared[name] = shared.get(name, 0.0) + moved * math.sqrt(1 - apart)
+                if apart:
+                    each = own.get((name, kernel), 0.0)
+                    own[name, kernel] = each + moved * math.sqrt(apart)
+        squares = {name: each**2 for name, each in shared.items()}
+        for (name, _), each in own.items():
+            squares[name] += each**2
+        names = {name for name, _ in own if whole[name]}
+        return {name: math.sqrt(squares[name]) / whole[name] for name in sorted(names)}

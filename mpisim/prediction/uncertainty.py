@@ -3,9 +3,11 @@
 First order, along the critical path: its pieces sum exactly to the step time, and each depends on a
 few numbers that have error bars. If a number is off by a relative error e, all pieces that are
 proportional to it change together, so the step time changes by e × their length. Different numbers
-are taken as independent: their effects add in squares. First order misses that a larger error may
-make another path critical, and effects that are not modelled. The model error covers both; it is
-measured on predictions of measured steps (:mod:`mpisim.prediction.step_constants`).
+are taken as independent: their effects add in squares. So does the part of a kernel model's error
+that each kernel has for itself, over the unlike kernels of the step. First order misses that a
+larger error may make another path critical, and effects that are not modelled. The model error
+covers both; it is measured on predictions of measured steps
+(:mod:`mpisim.prediction.step_constants`).
 
 `combine` adds the effects of errors on a path whose dependence on each number is known
 (:mod:`.path_shares`), and `error_bar` does both for a prepared experiment.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..base.frozen import frozen
@@ -213,8 +216,14 @@ def error_bar(
     numbers |= dict(prepared.network.numbers)
     for pricing in reversed(prepared.workload.pricings):  # of equal names those of most nodes count
         numbers |= dict(pricing.model.numbers)
+    shares = shares or PathShares(prepared, run)
+    numbers |= {
+        name: replace(numbers[name], error=numbers[name].error * factor)
+        for name, factor in shares.averaging().items()
+        if name in numbers
+    }
     if lengths is None:
-        lengths = (shares or PathShares(prepared, run)).lengths()
+        lengths = shares.lengths()
     if overlap is not None and run.critical_path is not None:
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths()}

@@ -175,8 +175,8 @@ class SlowestKernels:
         if found is None:
             typical = self._model.estimate(kernel)
             duration = round(typical.duration * self._factor.value)
-            found = self._prices[kernel] = Estimate(
-                duration, {**typical.shares, FACTOR_NAME: 1.0}, typical.error
+            found = self._prices[kernel] = typical._replace(
+                duration=duration, shares={**typical.shares, FACTOR_NAME: 1.0}
             )
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,6 +42,9 @@ INTERVAL_SHARE = 0.9
 
 MIN_ROWS = 20
 """Least number of rows of one model type to estimate its error from; with fewer, all are pooled."""
+
+ROUNDING = 1e-9
+"""Of sums of shares of rows."""
 
 Key = Callable[[Family], Family]
 """Family of a row → what is held out together with it."""
@@ -265,7 +269,11 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
     )
 
 
-def sufficient_error(residuals: Sequence[float], inputs: Sequence[float]) -> float:
+def sufficient_error(
+    residuals: Sequence[float],
+    inputs: Sequence[float],
+    sources: Sequence[str] | None = None,
+) -> float:
     """Return the least error of the model with which intervals hold 90 % of rows.
 
     Parameters
@@ -274,13 +282,22 @@ def sufficient_error(residuals: Sequence[float], inputs: Sequence[float]) -> flo
         Logarithms of predicted over measured steps.
     inputs : sequence of float
         Relative error bars from what the steps depend on.
+    sources : sequence of str, optional
+        Of each row who measured it. Then 90 % of the next source's rows are to be held, whose place
+        among n known ones may be any: each source counts the same, and 0.9 (n + 1) / n of them are
+        held.
     """
     if not len(residuals):
         return 0.0
     # Row i is inside where error² >= (residual / Z_90)² - inputs².
-    needed = (np.array(residuals) / Z_90) ** 2 - np.array(inputs) ** 2
-    ordered = np.sort(np.maximum(needed, 0.0))
-    return math.sqrt(ordered[math.ceil(INTERVAL_SHARE * len(ordered)) - 1])
+    needed = np.maximum((np.array(residuals) / Z_90) ** 2 - np.array(inputs) ** 2, 0.0)
+    counts = Counter(range(len(needed)) if sources is None else sources)
+    share = INTERVAL_SHARE if sources is None else INTERVAL_SHARE * (len(counts) + 1) / len(counts)
+    weights = [1 / (len(counts) * counts[each]) for each in (sources or counts)]
+    order = np.argsort(needed, kind="stable")
+    held = np.cumsum(np.array(weights)[order])
+    last = int(np.searchsorted(held, share - ROUNDING))
+    return math.sqrt(needed[order[min(last, len(order) - 1)]])
 
 
 HEAD = """\

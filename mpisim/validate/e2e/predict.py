@@ -328,8 +328,9 @@ def _simulated(job: _Job, networks: NetworkCache) -> PredictedStep:
         run, overlap = execute(case, MPI.COMM_SELF, critical_path=True)
         assert run.critical_path is not None
         assert case.constants is not None
-        lengths = PathShares(case, run).lengths()
-        error = error_bar(case, run, lengths, model_error=False, overlap=overlap)
+        shares = PathShares(case, run)
+        lengths = shares.lengths()
+        error = error_bar(case, run, lengths, model_error=False, overlap=overlap, shares=shares)
         return PredictedStep(
             seconds=run.step_time / PICOSECONDS,
             before_optimizer=_before_optimizer(case, run.critical_path) / PICOSECONDS,
