@@ -279,6 +279,62 @@ def test_graphs_of_callables(tmp_path: Path) -> None:
     assert later == ["aten::mm", "aten::sum"]
 
 
+GRAPHED_STEP = """
+import torch
+from torch.nn.functional import mse_loss
+model = torch.nn.Linear(64, 32).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True, capturable=True)
+x, y = torch.randn(8, 64, device="cuda"), torch.randn(8, 32, device="cuda")
+
+def step():
+    optimizer.zero_grad(set_to_none=True)
+    mse_loss(model(x), y).backward()
+    optimizer.step()
+
+aside = torch.cuda.Stream()
+aside.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(aside):
+    for _ in range(3):
+        step()
+torch.cuda.current_stream().wait_stream(aside)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+for _ in range(4):
+    x.copy_(torch.randn(8, 64).pin_memory(), non_blocking=True)
+    graph.replay()
+"""
+
+
+def test_a_step_as_one_graph_is_the_step(tmp_path: Path) -> None:
+    found = captured(tmp_path, GRAPHED_STEP, steps=2)
+    launched = [each for each in found.items if each.kind in (ItemKind.CALL, ItemKind.COPY)]
+    assert found.warm_up and found.steps == 2
+    # A copy and a graph are launched in each step: what warms up, operator by operator, is left out.
+    assert sum(not each.graph for each in launched) == 2 * 2
+    assert flops(found)["gemm"] == 2 * 2 * (2 * 8 * 64 * 32)
+    assert kernels_in(found, Phase.OPTIMIZER).total() == 2 * 2
+    assert sum(each.bytes for each in launched if each.kind is ItemKind.COPY) == 2 * 8 * 64 * 4
+
+
+ASIDE = """
+import torch
+layer = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+with torch.cuda.stream(torch.cuda.Stream()):
+    for step in range(100):
+        assert step < 14
+        layer(torch.randn(8 * (step + 1), 64, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_script_may_train_on_a_stream_of_its_own(tmp_path: Path) -> None:
+    found = captured(tmp_path, ASIDE)
+    assert found.steps == 1
+    assert flops(found, Phase.FORWARD)["gemm"] % (2 * 8 * 64 * 64) == 0
+
+
 TRITON = """
 import torch
 import triton
