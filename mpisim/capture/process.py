@@ -142,7 +142,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
 
     anything: Any = torch
     torch.autograd.set_multithreading_enabled(False)
-    collectives = Collectives(recorder, job.received.broadcasts)
+    collectives = Collectives(recorder, job.received)
     dispatch = Dispatch(recorder, collectives)  # imports what looks at torch.cuda as it is
     collectives.values = dispatch.values
     install_engine(recorder)

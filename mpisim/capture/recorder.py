@@ -25,6 +25,7 @@ from .recording import (
     HostWork,
     Item,
     ItemKind,
+    Objects,
     Origin,
     Recording,
     StageOutputs,
@@ -98,6 +99,7 @@ class Recorder:
         self.groups: list[tuple[int, ...]] = [tuple(range(world))]
         self.replaced: Counter[str] = Counter()
         self.broadcasts: Broadcasts = {}
+        self.objects: Objects = {}
         self.stage_outputs: StageOutputs = ()
         self.devices: set[int] = set()
         self.named_devices: set[int] = set()
@@ -431,6 +433,8 @@ class Recorder:
             Version of PyTorch.
         """
         bounds, warm_up = self.steps.bounds()
+        for name in self.steps.idle():
+            self.replaced[f"{name}: none of its steps is among those recorded (--steps)"] += 1
         first = bounds[0]
         items = []
         for step, (begin, end) in enumerate(pairwise(bounds)):
@@ -455,6 +459,7 @@ class Recorder:
             values=self.values.taken,
             replaced=self.replaced,
             broadcasts=self.broadcasts,
+            objects=self.objects,
             stage_outputs=self.stage_outputs,
             devices=tuple(sorted(self.devices)),
             torch=torch,

@@ -43,13 +43,17 @@ class Steps:
     ----------
     ends : list of int
         Items before the end of each step so far, those before a graph was made left out.
+    passed_over : int
+        Steps that come before the recorded ones, at least.
     """
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self.ends: list[int] = []
+        self.passed_over = 1
         self._stepper: weakref.ref[object] | None = None
-        self._stepped: weakref.WeakSet[object] = weakref.WeakSet()
+        self._stepped: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        self._last: list[tuple[str, int]] = []
         self._end: int | None = None
         self._aside = False
         self._since = 0
@@ -72,11 +76,12 @@ class Steps:
         first = self._stepper is not None and optimizer is self._stepper() and self._since
         if first or self._end is not None:  # others may follow it, before the next forward pass
             self._end, self._aside = at, aside
-        if optimizer not in self._stepped:
-            self._stepped.add(optimizer)
-            if len(self.ends) == 1 and self._warmed < MOST_WARM_UPS:
-                self._begin = self.ends.pop()  # it makes its states: this step warms up, too
-                self._warmed += 1
+        new = optimizer not in self._stepped
+        number = self._stepped.setdefault(optimizer, len(self._last))
+        self._last[number : number + 1] = [(type(optimizer).__name__, at)]
+        if new and len(self.ends) == 1 and self._warmed < MOST_WARM_UPS:
+            self._begin = self.ends.pop()  # it makes its states: this step warms up, too
+            self._warmed += 1
 
     def backward_begins(self) -> None:
         """Note that a backward pass begins."""
@@ -98,7 +103,7 @@ class Steps:
         self._end, self._since = None, 0
         if self._aside and self._went_aside < MOST_ASIDE:
             self._went_aside += 1
-        elif len(self.ends) > self.wanted:
+        elif len(self.ends) >= self.wanted + self.passed_over:
             raise Ended
 
     def graph_made(self, at: int) -> None:
@@ -118,3 +123,8 @@ class Steps:
         if len(self.ends) == 1:
             return [self._begin, *self.ends], False
         return self.ends[-self.wanted - 1 :], True
+
+    def idle(self) -> list[str]:
+        """Return the classes of optimizers that have made steps, but none in the recorded ones."""
+        begin = self.bounds()[0][0]
+        return sorted({name for name, at in self._last if at <= begin})
