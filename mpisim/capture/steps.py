@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 
-__all__ = ["MOST_ASIDE", "Ended", "Steps"]
+__all__ = ["Ended", "Steps"]
 
 MOST_WARM_UPS = 2
 """Steps that may warm up because another optimizer makes its first step in them, and times that
