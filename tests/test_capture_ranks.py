@@ -95,6 +95,40 @@ def test_ranks_agree_on_what_rank_0_broadcasts(tmp_path: Path) -> None:
     assert part.recording.broadcasts == {(0, 0): (True, [3, 5]), (0, 1): (True, [7])}
 
 
+OBJECTS = """
+import dataclasses
+import torch
+import torch.distributed as dist
+
+@dataclasses.dataclass
+class Settings:
+    width: int
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+found = [Settings(48), "adam"] if rank == 0 else [None, None]
+dist.broadcast_object_list(found, src=0)
+part = [None]
+dist.scatter_object_list(part, [10 * n for n in range(4)] if rank == 0 else None, src=0)
+assert part == [10 * rank], part
+layer = torch.nn.Linear(found[0].width, 64, bias=False).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(3):
+    layer(torch.randn(8, 48, device="cuda")).sum().backward()
+    dist.all_reduce(layer.weight.grad)
+    optimizer.step()
+"""
+
+
+@needs_torch
+def test_objects_of_rank_0_are_sent(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, OBJECTS), world=4))
+    assert part.ranks == tuple(range(4))
+    assert not part.recording.replaced
+    assert flops(part.recording, Phase.FORWARD)["gemm"] == 2 * 8 * 48 * 64
+
+
 FUNCTIONAL = """
 import torch
 import torch.distributed as dist

@@ -134,6 +134,32 @@ def test_qr_is_off_by_no_more_than_a_step_is(shape: tuple[int, int], measured: f
     assert found == pytest.approx(measured, rel=quantity("factorization_step").error)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "measured"),
+    # torch.linalg.eigh and matrix_rank in fp32, µs: pull requests 3951 (H20) and 5942 of
+    # github:flagos-ai/FlagGems, from which the steps are; eigenvalues of one of 500 matrices that
+    # went one by one (pytorch issue 174674), from which they are not
+    [
+        ("_linalg_eigh", (32, 32), 433),
+        ("_linalg_eigh", (64, 64), 794),
+        ("_linalg_eigh", (100, 100), 1828),
+        ("_linalg_svd", (2, 129, 129), 6811),
+        ("_linalg_svd", (8, 129, 129), 27202),
+        ("_linalg_svd", (2, 256, 256), 13355),
+    ],
+)
+def test_iterations_over_columns(name: str, shape: tuple[int, ...], measured: float) -> None:
+    call = OperatorCall(f"aten::{name}", (TensorSpec("float32", shape),))
+    found = OperatorPricing(find_gpu("h100-sxm")).price(kernels_of(call)).duration / 1e6
+    assert found == pytest.approx(measured, rel=quantity("eigenvalue_steps").error)
+
+
+def test_batches_of_small_matrices_are_not_known() -> None:
+    for shape in ((16, 8, 8), (16, 300, 100)):
+        call = OperatorCall("aten::_linalg_svd", (TensorSpec("float32", shape),))
+        assert not kernels_of(call).known
+
+
 def test_copies_of_sums_are_one_number() -> None:
     call = OperatorCall("aten::binary_cross_entropy", (X, X, None, MEAN), (NUMBER,))
     assert kernels_of(call).kernels[-1] == Copy(bytes=4)

@@ -260,8 +260,7 @@ def _graphs(recorder: Recorder) -> Callable[..., Any]:
             try:
                 out = model(inputs)
             finally:
-                items = recorder.graph_ends()
-                recorder.launch_graph(items)
+                recorder.launch_graph(recorder.graph_ends())
             for each in tree_leaves(out):
                 if is_fake(each):
                     storage = each.untyped_storage()

@@ -85,8 +85,8 @@ class RegisteredKernels:
         """Operator and its arguments → what its function gives, whose operators are recorded.
 
         A function that reads memory, as an extension does, ends with an error. Then nothing of it
-        stays recorded, and operators with arguments of this kind are whole ones from there on:
-        ``recorder.replaced`` says so once for each kind.
+        stays recorded, and operators with arguments of these types and sizes are whole ones from
+        there on: ``recorder.replaced`` says so once for each.
 
         Parameters
         ----------
@@ -126,9 +126,9 @@ class RegisteredKernels:
 
 
 def _kind(value: Any) -> Any:
-    """Argument → what decides which way a function takes, as far as is known: no sizes."""
+    """Argument → what decides which way a function takes, as far as is known: no values."""
     if isinstance(value, torch.Tensor):
-        return value.dtype, value.device.type, value.dim()
+        return value.dtype, value.device.type, tuple(value.shape)
     return value if isinstance(value, bool | str | torch.dtype) else type(value)
 
 

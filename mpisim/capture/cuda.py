@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .graphs import IssuedGraph
+
 if TYPE_CHECKING:
     from .device import Device
     from .recorder import Recorder
@@ -242,16 +244,16 @@ class Graph:
     """A CUDA graph: what is issued while it is captured, as often as it is replayed."""
 
     def __init__(self, keep_graph: bool = False) -> None:
-        self._items: list[Any] = []
+        self._graph = IssuedGraph()
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:
         _process.recorder.graph_begins()
 
     def capture_end(self) -> None:
-        self._items = _process.recorder.graph_ends()
+        self._graph = _process.recorder.graph_ends(kept=True)
 
     def replay(self) -> None:
-        _process.recorder.launch_graph(self._items)
+        _process.recorder.launch_graph(self._graph)
 
     def pool(self) -> tuple[int, int]:
         return (0, 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,11 @@ MEBIBYTE = 1 << 20
 
 MOST_COALESCED = 250 * MEBIBYTE
 """``_broadcast_bucket_size`` of distributed.py."""
+
+
+EARLIEST_POWER_SGD = 2
+"""Steps before PowerSGD at least: DDP builds its buckets anew after the first (PowerSGDState of
+torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py)."""
 
 
 class _Bucket:
@@ -302,8 +307,20 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         return self.process_group
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Have a hook reduce buckets: it gets one, and gives the future of its sums."""
+        """Have a hook reduce buckets: it gets one, and gives the future of its sums.
+
+        Of PowerSGD, which begins behind a number of steps, those that compress are recorded: it
+        begins as early as PyTorch allows, when buckets are rebuilt.
+        """
         self._hook = state, hook
+        begins: Any = getattr(state, "start_powerSGD_iter", None)
+        if begins is not None:
+            first, named = min(begins, EARLIEST_POWER_SGD), cast(Any, state)
+            if begins > first:
+                said = f"PowerSGD begins in step {first + 1}, in place of step {begins + 1}"
+                self._recorder.replaced[said] += 1
+            named.start_powerSGD_iter = first
+            self._recorder.steps.passed_over = first + 1
 
     def _set_static_graph(self) -> None:
         self.static_graph = True

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from ..base.kinds import Operation, Phase
 from .autograd import set_phase
 from .recorder import Recorder
-from .recording import Broadcasts, ItemKind, Wait
+from .recording import FromRank0, ItemKind, Wait
 from .values import MAX_KEPT_NUMBERS
 
 if TYPE_CHECKING:
@@ -173,17 +173,18 @@ class Collectives:
     Parameters
     ----------
     recorder : Recorder
-    received : dict
-        What rank 0 broadcasts, as in its `Recording`.
+    received : FromRank0
 
     Attributes
     ----------
+    received : FromRank0
+        What rank 0 has sent: small tensors and objects.
     values : Values or None
         What is known of the values of tensors; set when operators are followed.
     """
 
-    def __init__(self, recorder: Recorder, received: Broadcasts) -> None:
-        self.recorder, self._received = recorder, received
+    def __init__(self, recorder: Recorder, received: FromRank0) -> None:
+        self.recorder, self.received = recorder, received
         self.values: Values | None = None
         self._broadcasts: Counter[int] = Counter()
         self._groups: dict[str, int] = {}
@@ -374,8 +375,8 @@ class Collectives:
                 if known is not None:
                     sure = self.values.sure(tensor) is not None
                     self.recorder.broadcasts[key] = sure, known.reshape(-1).tolist()
-            elif len(self._received.get(key, (False, []))[1]) == tensor.numel():
-                sure, sent = self._received[key]
+            elif len(self.received.broadcasts.get(key, (False, []))[1]) == tensor.numel():
+                sure, sent = self.received.broadcasts[key]
                 real = _tensor(sent, dtype=tensor.dtype).reshape(tuple(tensor.shape))
                 if isinstance(tensor, FakeTensor):
                     self.values.assign(tensor, real, sure)

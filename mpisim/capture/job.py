@@ -55,7 +55,7 @@ class Job:
     failure: Path
     values: dict[str, float] = field(default_factory=dict)
     show: bool = False
-    received: FromRank0 = field(default_factory=lambda: FromRank0({}))
+    received: FromRank0 = field(default_factory=lambda: FromRank0({}, {}))
     without: tuple[str, ...] = ()
     folder: str = "."
 

@@ -17,7 +17,8 @@ from ..base.errors import InputError, MpisimError
 from ..base.kinds import Phase
 from .device import Device
 from .job import Job
-from .recorder import Ended, Recorder
+from .recorder import Recorder
+from .steps import Ended
 
 __all__ = ["run_job"]
 
@@ -66,7 +67,7 @@ def capture_rank(job: Job) -> None:
         raise InputError(f"rank {job.rank}: {failure}")
     with contextlib.suppress(Ended):
         recorder.step_begins()
-    if not recorder.ends:
+    if not recorder.steps.ends:
         passes = f"{recorder.backwards} backward passes" if recorder.backwards else "no backward"
         raise InputError(
             f"{job.script}: rank {job.rank} ended with {passes} and without a step of an optimizer "
@@ -141,7 +142,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
 
     anything: Any = torch
     torch.autograd.set_multithreading_enabled(False)
-    collectives = Collectives(recorder, job.received.broadcasts)
+    collectives = Collectives(recorder, job.received)
     dispatch = Dispatch(recorder, collectives)  # imports what looks at torch.cuda as it is
     collectives.values = dispatch.values
     install_engine(recorder)

@@ -1,8 +1,8 @@
 """Process groups of ``torch.distributed`` → those of a job whose other ranks are not there.
 
 Whatever backend a script asks for, a process group is PyTorch's fake one, of as many ranks as the
-job is to have. Its methods record their communications (`Collectives.issue`); Python's objects that
-ranks would exchange are this rank's own.
+job is to have. Its methods record their communications (`Collectives.issue`); Python's objects go
+the way of :mod:`.objects`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from ..base.errors import InputError
 from ..base.kinds import Operation
+from . import objects
 from .distributed import Collectives, Handle, Later, bytes_of_tensors
-from .recorder import Recorder
 from .recording import ItemKind
 
 __all__ = ["install"]
@@ -37,7 +37,7 @@ def install(collectives: Collectives) -> None:
     of_group: Any = ProcessGroup
     for name, stand in _METHODS.items():
         setattr(of_group, name, _bound(stand, collectives))
-    _install_objects(collectives.recorder)
+    _install_functions(collectives)
     futures: Any = torch.futures
     futures.collect_all, futures.wait_all = Later.collect_all, Later.wait_all
 
@@ -86,29 +86,8 @@ def _install_groups(collectives: Collectives) -> None:
     module._new_group_with_tag = new_group
 
 
-def _install_objects(recorder: Recorder) -> None:
-    """Replace what sends Python's objects: each rank takes its own for that of others."""
-    replaced = recorder.replaced
-
-    def noted(name: str) -> None:
-        replaced[f"{name}: this rank's objects are taken for those of the others"] += 1
-
-    def all_gather_object(found: list[Any], own: Any, group: Any = None) -> None:
-        noted("all_gather_object")
-        found[:] = [own] * len(found)
-
-    def gather_object(own: Any, found: Any = None, *args: Any, **kwargs: Any) -> None:
-        noted("gather_object")
-        if found is not None:
-            found[:] = [own] * len(found)
-
-    def broadcast_object_list(objects: Sequence[Any], *args: Any, **kwargs: Any) -> None:
-        noted("broadcast_object_list")
-
-    def scatter_object_list(found: list[Any], objects: Any, *args: Any, **kwargs: Any) -> None:
-        noted("scatter_object_list")
-        if objects:
-            found[0] = objects[0]
+def _install_functions(collectives: Collectives) -> None:
+    """Replace functions that send Python's objects, or talk to other ranks by themselves."""
 
     def batch_isend_irecv(operations: Sequence[Any]) -> list[Any]:
         group = operations[0].group or c10d._get_default_group()
@@ -123,10 +102,7 @@ def _install_objects(recorder: Recorder) -> None:
         dist.barrier()
 
     for name, stand in {
-        "all_gather_object": all_gather_object,
-        "gather_object": gather_object,
-        "broadcast_object_list": broadcast_object_list,
-        "scatter_object_list": scatter_object_list,
+        **objects.stand_ins(collectives),
         "batch_isend_irecv": batch_isend_irecv,
         "monitored_barrier": monitored_barrier,
     }.items():

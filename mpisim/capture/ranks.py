@@ -153,7 +153,7 @@ def capture_parts(
         On all processes, with the line in which a script failed.
     """
     runs = _Runs(script, comm, update, processes)
-    first = runs.of([0], FromRank0({}))[0]
+    first = runs.of([0], FromRank0({}, {}))[0]
     classes = _classes(first)
     if ranks is None:
         if len(classes) > MOST_CLASSES:

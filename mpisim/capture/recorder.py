@@ -6,7 +6,6 @@ nothing of how PyTorch calls them.
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..base.kinds import Operation, Phase
 from ..operators import OperatorCall, TensorSpec
+from .graphs import GraphInMaking, IssuedGraph
 from .recording import (
     NO_ORIGIN,
     Allocation,
@@ -25,25 +25,17 @@ from .recording import (
     HostWork,
     Item,
     ItemKind,
+    Objects,
     Origin,
     Recording,
     StageOutputs,
     Wait,
     lasting,
 )
+from .steps import Steps
 from .user_values import UserValues
 
-__all__ = ["Ended", "Recorder"]
-
-MOST_WARM_UPS = 2
-"""Steps that may warm up because another optimizer makes its first step in them."""
-
-
-class Ended(BaseException):
-    """All steps are recorded: the rest of the script is not run.
-
-    No `Exception`, so that a script's own handlers let it pass.
-    """
+__all__ = ["Recorder"]
 
 
 @dataclass
@@ -92,7 +84,7 @@ class Recorder:
     """
 
     def __init__(self, rank: int, world: int, steps: int, values: dict[str, float]) -> None:
-        self.rank, self.world, self.wanted = rank, world, steps
+        self.rank, self.world, self.steps = rank, world, Steps(steps)
         self.values = UserValues(values)
         self.stream = 0
         self.phase = self.between = int(Phase.NONE)
@@ -107,6 +99,7 @@ class Recorder:
         self.groups: list[tuple[int, ...]] = [tuple(range(world))]
         self.replaced: Counter[str] = Counter()
         self.broadcasts: Broadcasts = {}
+        self.objects: Objects = {}
         self.stage_outputs: StageOutputs = ()
         self.devices: set[int] = set()
         self.named_devices: set[int] = set()
@@ -114,18 +107,12 @@ class Recorder:
         self.holders: dict[int, str] = {}
         self._labels: dict[str, int] = {}
         self.backwards = 0
-        self.ends: list[int] = []
         self._items: list[Item] = []
         self._calls: dict[OperatorCall, int] = {}
         self._streams = 1
         self._last: dict[int, Wait] = {}
         self._pending: dict[int, list[Wait]] = {}
-        self._graph: Any = None
-        self._stepper: weakref.ref[object] | None = None
-        self._end: int | None = None
-        self._since = 0
-        self._stepped: weakref.WeakSet[object] = weakref.WeakSet()
-        self._begin = self._warmed = 0
+        self._graph: GraphInMaking | None = None
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -183,7 +170,7 @@ class Recorder:
 
     def count(self, kind: ItemKind) -> int:
         """Kind of item → how many have been recorded since the last step began."""
-        begin = self.ends[-1] if self.ends else 0
+        begin = self.steps.ends[-1] if self.steps.ends else 0
         return sum(item.kind is kind for item in self._items[begin:])
 
     # --- what is issued ---------------------------------------------------------------------------
@@ -324,34 +311,40 @@ class Recorder:
 
     def graph_begins(self) -> None:
         """What follows is not executed, but becomes a graph."""
-        self._graph = (len(self._items), dict(self._last), dict(self._pending))
+        before = len(self._items), len(self._completed), len(self.allocations)
+        self._graph = GraphInMaking(*before, dict(self._last), dict(self._pending))
         self._pending = {}
 
-    def graph_ends(self) -> list[Item]:
-        """Return the items since `graph_begins`; their waits count from the first of them."""
-        if self._graph is None:
-            return []
-        begin, self._last, self._pending = self._graph
-        self._graph = None
-        found = []
-        for item in self._items[begin:]:
-            if item.stream >= 0:
-                waits = (Wait(each.stream, each.item - begin) for each in item.waits)
-                found.append(item._replace(waits=tuple(each for each in waits if each.item >= 0)))
-            else:  # numbers of items stay what waits say
-                found.append(item._replace(waits=()))
-        del self._items[begin:]
-        return found
+    def graph_ends(self, *, kept: bool = False) -> IssuedGraph:
+        """Return what was issued since `graph_begins`.
 
-    def launch_graph(self, items: Sequence[Item]) -> None:
+        Parameters
+        ----------
+        kept : bool
+            It is launched later, as often as the script likes, and not right now.
+        """
+        made, self._graph = self._graph, None
+        if made is None:
+            return IssuedGraph()
+        graph = made.issued(self._items, self._completed)
+        self._last, self._pending = made.last, made.pending
+        del self._items[made.items :], self._completed[made.completed :]
+        if kept:  # its memory was taken when it was made
+            since = self.allocations[made.allocations :]
+            self.allocations[made.allocations :] = [e._replace(item=made.items) for e in since]
+            if any(item.phase != Phase.NONE for item in graph.items):
+                self.steps.graph_made(made.items)
+        return graph
+
+    def launch_graph(self, graph: IssuedGraph) -> None:
         """Record a graph's items, behind what the current stream has and before what it gets.
 
         Parameters
         ----------
-        items : sequence of Item
+        graph : IssuedGraph
             Of `graph_ends`.
         """
-        phases = {item.phase for item in items}
+        phases = {item.phase for item in graph.items}
         if Phase.FORWARD in phases:
             self.step_begins()
         if Phase.BACKWARD in phases:
@@ -359,15 +352,18 @@ class Recorder:
         begin, before = len(self._items), self.place(self.stream)
         pending = tuple(self._pending.pop(self.stream, ()))
         last: dict[int, Wait] = {}
-        for number, item in enumerate(items):
+        for number, item in enumerate(graph.items):
             waits = tuple(Wait(each.stream, each.item + begin) for each in item.waits)
             if item.stream >= 0 and item.stream not in last:
                 waits += pending if before is None else (*pending, before)
             self._items.append(item._replace(waits=waits, graph=number > 0))
             if item.stream >= 0:
                 last[item.stream] = self._last[item.stream] = Wait(item.stream, begin + number)
+        self._completed += [each._replace(item=each.item + begin) for each in graph.completed]
         for place in last.values():
             self.wait(self.stream, place)
+        if graph.optimizer is not None:
+            self.optimizer_stepped(graph.optimizer)
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -399,18 +395,11 @@ class Recorder:
         Parameters
         ----------
         optimizer : object
-            The first that ends one tells the steps.
         """
-        if self._since and (self._stepper is None or self._stepper() is None):
-            self._stepper = weakref.ref(optimizer)
-        first = self._stepper is not None and optimizer is self._stepper() and self._since
-        if first or self._end is not None:  # others may follow it, before the next forward pass
-            self._end = len(self._items)
-        if optimizer not in self._stepped:
-            self._stepped.add(optimizer)
-            if len(self.ends) == 1 and self._warmed < MOST_WARM_UPS:
-                self._begin = self.ends.pop()  # it makes its states: this step warms up, too
-                self._warmed += 1
+        if self._graph is not None:  # each launch of the graph makes one
+            self._graph.optimizer = optimizer
+            return
+        self.steps.stepped(optimizer, len(self._items), aside=self.stream != 0)
         self.between = int(Phase.OPTIMIZER)
 
     def backward_begins(self) -> None:
@@ -418,40 +407,34 @@ class Recorder:
         self.step_begins()
         self.backwards += 1
         self.values.loop_ends()
-        self._since += 1
+        self.steps.backward_begins()
 
     def backward_ends(self) -> None:
         """A backward pass has ended; frameworks may reduce its gradients after it."""
         self.between = int(Phase.BACKWARD)
 
     def step_begins(self) -> None:
-        """A forward pass begins: the step before ended where its optimizer did, for the last time.
-
-        All ranks of a pipeline end steps there, whatever they receive before their forward passes.
+        """A forward pass begins.
 
         Raises
         ------
         Ended
-            If it was the last that is wanted.
+            If the step before was the last that is wanted.
         """
         self.between = int(Phase.NONE)
-        if self._end is None:
-            return
-        self.ends.append(self._end)
-        self._end, self._since = None, 0
-        if len(self.ends) > self.wanted:
-            raise Ended
+        self.steps.begins()
 
     def recording(self, torch: str) -> Recording:
-        """Return what was recorded: the wanted steps after the first, or the first if it is alone.
+        """Return what was recorded of the wanted steps, or of the first if it is alone.
 
         Parameters
         ----------
         torch : str
             Version of PyTorch.
         """
-        warm_up = len(self.ends) > 1
-        bounds = self.ends if warm_up else [self._begin, *self.ends]
+        bounds, warm_up = self.steps.bounds()
+        for name in self.steps.idle():
+            self.replaced[f"{name}: none of its steps is among those recorded (--steps)"] += 1
         first = bounds[0]
         items = []
         for step, (begin, end) in enumerate(pairwise(bounds)):
@@ -476,6 +459,7 @@ class Recorder:
             values=self.values.taken,
             replaced=self.replaced,
             broadcasts=self.broadcasts,
+            objects=self.objects,
             stage_outputs=self.stage_outputs,
             devices=tuple(sorted(self.devices)),
             torch=torch,

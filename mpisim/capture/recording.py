@@ -170,6 +170,8 @@ class Allocation(NamedTuple):
 
 Broadcasts = dict[tuple[int, int], tuple[bool, list[float]]]
 
+Objects = dict[tuple[int, int], bytes]
+
 StageOutputs = tuple[tuple[TensorSpec, bool], ...]
 """What a stage of a pipeline gives the next: tensors, and whether they have gradients."""
 
@@ -178,6 +180,9 @@ class FromRank0(NamedTuple):
     """What rank 0, which is captured first, tells the others."""
 
     broadcasts: Broadcasts
+    """As of its `Recording`."""
+
+    objects: Objects
     """As of its `Recording`."""
 
     stage_outputs: StageOutputs = ()
@@ -214,6 +219,9 @@ class Recording:
     broadcasts : dict of (int, int) to (bool, list of numbers)
         By group and number of the broadcast in it: small tensors that this rank sent, whether
         their values are more than likely, and the values.
+    objects : dict of (int, int) to bytes
+        By group and number of the call in it: Python's objects that this rank broadcast or
+        scattered, pickled.
     stage_outputs : tuple of (TensorSpec, bool)
         What the first stage of a pipeline without examples gives the next.
     devices : tuple of int
@@ -242,6 +250,7 @@ class Recording:
     values: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
     broadcasts: Broadcasts = field(default_factory=dict)
+    objects: Objects = field(default_factory=dict)
     stage_outputs: StageOutputs = ()
     devices: tuple[int, ...] = ()
     torch: str = ""
@@ -275,7 +284,7 @@ class Recording:
 
     def for_others(self) -> FromRank0:
         """Return what the other ranks are told, if this is of rank 0."""
-        return FromRank0(self.broadcasts, self.stage_outputs)
+        return FromRank0(self.broadcasts, self.objects, self.stage_outputs)
 
     def own_groups(self) -> list[int]:
         """Return the numbers of the groups that this rank belongs to, in order."""

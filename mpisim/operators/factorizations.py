@@ -8,8 +8,13 @@ reflector. Multiplied out to Q it takes two, products and multiples (G. Golub an
 "Matrix Computations", 4.2 and 5.2). PyTorch calls ``potrf``, and ``geqrf`` and ``orgqr``
 (aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp).
 
+Eigenvalues and singular values are found by iterations over all columns, in which columns wait for
+each other, too: published times of one matrix grow in proportion to its columns, so that a column
+counts as so many steps.
+
 Batches are not known: cuSOLVER and cuBLAS have kernels of their own for them, which no published
-times tell apart. Nor are eigenvalues and singular values, which are found by iterations.
+times tell apart. But those of singular values of more than 32 columns go one by one, unless
+matrices are twice as high as wide (``svd_cusolver`` of that file).
 """
 
 from __future__ import annotations
@@ -21,12 +26,23 @@ from ..kernels.operations import Elementwise, Kernel
 from .call import OperatorCall, TensorSpec
 from .tensors import tensor, touched
 
-__all__ = ["cholesky", "product_of_reflectors", "qr", "reflectors"]
+__all__ = [
+    "cholesky",
+    "eigenvalues",
+    "product_of_reflectors",
+    "qr",
+    "reflectors",
+    "singular_values",
+]
 
 Kernels = tuple[Kernel, ...]
 _CHOLESKY_STEPS = 1  # by definition: `factorization_step` is a column of Cholesky's factor
 _REFLECTOR_STEPS = round(quantity("reflector_steps").si)
 _PRODUCT_STEPS = round(quantity("reflector_product_steps").si)
+_EIGENVALUE_STEPS = round(quantity("eigenvalue_steps").si)
+_SINGULAR_VALUE_STEPS = round(quantity("singular_value_steps").si)
+_SMALL = 32
+"""Columns up to which batches of singular values are found together."""
 
 
 def cholesky(call: OperatorCall) -> Kernels | None:
@@ -49,6 +65,22 @@ def reflectors(call: OperatorCall) -> Kernels | None:
 def product_of_reflectors(call: OperatorCall) -> Kernels | None:
     """``linalg_householder_product(reflectors, scales)`` → their product."""
     return _columns(tensor(call, 0), _PRODUCT_STEPS)
+
+
+def eigenvalues(call: OperatorCall) -> Kernels | None:
+    """``_linalg_eigh(matrix, …)`` → iterations over the columns of a symmetric matrix."""
+    return _columns(tensor(call, 0), _EIGENVALUE_STEPS)
+
+
+def singular_values(call: OperatorCall) -> Kernels | None:
+    """``_linalg_svd(matrices, …)`` → iterations over the columns of one matrix after another."""
+    given = tensor(call, 0)
+    if given is None or len(given.shape) < 2:
+        return None
+    count, (narrow, wide) = math.prod(given.shape[:-2]), sorted(given.shape[-2:])
+    if count > 1 and (narrow <= _SMALL or wide >= 2 * narrow):
+        return None
+    return _columns(TensorSpec(given.dtype, given.shape[-2:]), _SINGULAR_VALUE_STEPS * count)
 
 
 def _columns(matrix: TensorSpec | None, steps: int) -> Kernels | None:

@@ -436,6 +436,8 @@ TABLE: Mapping[str, Rule] = {
     **_served("linalg_qr", factorizations.qr),
     **_served("geqrf", factorizations.reflectors),
     **_served("linalg_householder_product", factorizations.product_of_reflectors),
+    **_served("_linalg_eigh", factorizations.eigenvalues),
+    **_served("_linalg_svd", factorizations.singular_values),
     # Recurrent layers, and losses of sequences.
     **_served("_cudnn_rnn", recurrent.layers),
     **_served("_cudnn_rnn_backward", recurrent.layers_backward),
