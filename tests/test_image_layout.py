@@ -10,8 +10,9 @@ from plans import plan_of
 from mpisim.experiment.models import Cnn
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
-from mpisim.kernels.operations import Convolution
+from mpisim.kernels.operations import Convolution, Gemm
 from mpisim.workloads.cnn import cnn_network
+from mpisim.workloads.data_parallel.frameworks import frameworks
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Compute, Layer
 
@@ -44,6 +45,8 @@ def test_matrix_units_take_channels_last() -> None:
             and kernel.inputs > 3
         )
         assert sum(step.kernel.traffic for step in added) == 3 * 2 * images
+        share = frameworks().library.further_launch.value
+        assert {step.launch_share for step in added} <= {share}
 
 
 def test_cores_take_either() -> None:
@@ -76,3 +79,15 @@ def test_convolutions_on_matrix_units_take_the_time_of_products(direction: Any) 
         assert time == pytest.approx(row[column], rel=0.6)
         found, measured = found + time, measured + row[column]
     assert found == pytest.approx(measured, rel=0.15)
+
+
+def test_matrix_units_of_fp32_take_the_time_of_products() -> None:
+    """CDNA has them, and no convolution was measured on it: not Winograd's on a V100's cores."""
+    kernel = Convolution(64, 256, 256, 56, 56, 3, 1, 1, "forward", "fp32")
+    product = Gemm(256, 64 * 56 * 56, 9 * 256, 1, "fp32")
+    ratios = {}
+    for name in ("mi250x-gcd", "v100-sxm2-16gb"):
+        model = Analytical(find_gpu(name))
+        ratios[name] = model.estimate(kernel).duration / model.estimate(product).duration
+    assert ratios["mi250x-gcd"] == pytest.approx(1, rel=0.15)
+    assert ratios["v100-sxm2-16gb"] < 0.6

@@ -120,6 +120,10 @@ def formats(experiment: Experiment) -> dict[str, set[Any]]:
     return found
 
 
+GEFORCE = "kernels.gpu=rtx-3090"
+FIRST = "framework.image_layout=channels-first"
+
+
 @pytest.mark.parametrize(
     ("changes", "convolutions", "others"),
     [
@@ -128,12 +132,18 @@ def formats(experiment: Experiment) -> dict[str, set[Any]]:
         (("plan.precision=tf32",), "tf32", "tf32"),
         (("plan.precision=fp16",), "fp16", "fp16"),
         (("cluster.preset=dgx-v100",), "fp32", "fp32"),  # Volta has no TF32
+        # GeForce: cores are as fast as matrix units, and take images as they are.
+        ((GEFORCE, FIRST), "fp32", "fp32"),
+        ((GEFORCE, FIRST, "plan.precision=tf32"), "fp32", "tf32"),
+        ((GEFORCE,), "tf32", "fp32"),
+        ((FIRST,), "tf32", "fp32"),
     ],
 )
 def test_convolutions_of_fp32_have_tf32(
     changes: tuple[str, ...], convolutions: str, others: str
 ) -> None:
-    found = formats(experiment("triosim-p2-vgg16-ddp", "cluster.gpus=4", *changes))
+    changes += ("cluster.gpus=4", "run.allow_oom=true")
+    found = formats(experiment("triosim-p2-vgg16-ddp", *changes))
     assert found == {"convolutions": {convolutions}, "others": {others}}
 
 

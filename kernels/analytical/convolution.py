@@ -10,9 +10,11 @@ Winograd, F(4 × 4, 3 × 3) (arXiv:1509.09308), of 3 × 3 filters at stride 1 in
 Direct, of grouped convolutions
     Multiplications on the cores: with few channels a group, matrix units have nothing to multiply.
 
-Only fp32 was measured. On matrix units the constants are those of matrix products (:mod:`.lookup`),
-with the power limit, of images whose channels are last; the change of layout is a kernel of its
-own.
+Only fp32 on cores was measured. On matrix units the constants are those of matrix products
+(:mod:`.lookup`), with the power limit, of images whose channels are last; the change of layout is a
+kernel of its own. On CDNA these units work in fp32, too, and Winograd's algorithm is left out:
+MIOpen's runs on vector units (github:ROCm/MIOpen src/kernels, Conv_Winograd files of f2x3 and
+f3x2), at half of their peak and with less than half of the multiplications.
 
 The library is expected to choose as in :func:`.tiles.expected_time`. The gradients of the input are
 the same with channels exchanged; those of the weights sum over the pixels, and the sum is cut in
@@ -200,7 +202,7 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
 
     winograd, transforms = [], 0.0
     suits = (side == 3) & (stride == 1) & (groups == 1) & (columns["weight"] == 0)
-    if dtype == "fp32" and any_of(suits):
+    if dtype == "fp32" and "winograd" in constants and any_of(suits):
         blocks = batch * ceil(height / WINOGRAD_TILE) * ceil(width / WINOGRAD_TILE)
         tiles["efficiency"] *= constants["winograd"]
         times = tiled_times(TILINGS, dtype, blocks, made, summed, WINOGRAD_POINTS, gpu, **tiles)

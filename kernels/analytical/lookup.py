@@ -8,7 +8,7 @@ added in squares; `look_up` says in which order. The added errors stand in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpisim.base.frozen import frozen
@@ -67,9 +67,10 @@ SUBSTITUTE_FORMULAS: dict[str, tuple[str, float]] = {
     "convolution": ("gemm", number("convolution_from_gemm_error")),
     "grouped_gemm": ("gemm", number("grouped_gemm_from_gemm_error")),
 }
-"""Formulas that, in a format in which none of their kernels was measured, have the constants of
-another formula in that format rather than their own in another; and the relative error this
-adds."""
+"""Formulas that have the constants of another formula where that alone was measured: in a format,
+or in it on GPUs of the architecture and of related ones; and the relative error this adds. Implicit
+products of a convolution run on the units of other products, on CDNA on matrix units in fp32, too.
+"""
 
 
 @frozen
@@ -156,8 +157,8 @@ def look_up(
     links differ, as those of an H800 and an H100; else with those of chips left out), then its
     architecture's and those of related ones, then those of all GPUs; and the same again for the
     formats that may serve. A variant that has no table down to its architecture's has its base's
-    constants, and a formula of `SUBSTITUTE_FORMULAS` in a format in which it has no table at all
-    those of the substitute.
+    constants, and a formula of `SUBSTITUTE_FORMULAS` those of the substitute where it has no table
+    in the format, or none of the architecture and related ones, for which the substitute has one.
 
     Parameters
     ----------
@@ -171,10 +172,14 @@ def look_up(
     variant = VARIANTS.get(formula)
     if variant is not None and not _measured_near(calibration, formula, gpu, dtype):
         return _borrowed(calibration, variant.base, variant.base_error, gpu, dtype)
-    substitute = SUBSTITUTE_FORMULAS.get(formula)
-    if substitute is not None and not _measured_anywhere(calibration, formula, dtype):
-        return _borrowed(calibration, *substitute, gpu, dtype)
     near = (gpu.family, *RELATED_ARCHITECTURES.get(gpu.family, ()))
+    substitute = SUBSTITUTE_FORMULAS.get(formula)
+    if substitute is not None and (
+        not _measured_anywhere(calibration, formula, dtype)
+        or _related(calibration, formula, near, dtype)
+        < _related(calibration, substitute[0], near, dtype)
+    ):
+        return _borrowed(calibration, *substitute, gpu, dtype)
     for other in FORMAT_FALLBACKS[dtype]:
         boards = _boards_with_chip(calibration, formula, gpu, other)
         for owner in (gpu.name, *boards, *near, ANY):
@@ -253,6 +258,12 @@ def _measured_near(
             *_boards_with_chip(calibration, formula, gpu, each),
         )
     )
+
+
+def _related(calibration: KernelCalibration, formula: str, near: Sequence[str], dtype: str) -> bool:
+    """Whether a formula has constants in a format for one of some architectures."""
+    formats = interchangeable_formats(dtype)
+    return any((formula, owner, each) in calibration.tables for owner in near for each in formats)
 
 
 def _boards_with_chip(

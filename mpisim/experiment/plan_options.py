@@ -134,9 +134,10 @@ class PrecisionOptions:
     products : {"fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"}
         Of the matrix products.
     convolutions : {"fp32", "tf32"}, optional
-        CNNs with `products` "fp32": of the convolutions. If not given, tf32 on GPUs that have it,
-        as PyTorch lets cuDNN compute them (``torch.backends.cudnn.allow_tf32``, True by default);
-        fp32 on others.
+        CNNs with `products` "fp32" or "tf32": of the convolutions. If not given, tf32 on GPUs that
+        have it, as PyTorch lets cuDNN compute them (``torch.backends.cudnn.allow_tf32``, True by
+        default); fp32 on others, and of images whose channels are first on GPUs whose cores are as
+        fast in fp32 as their matrix units in TF32.
     attention : {"fp8"}, optional
         Of the products of fused attention; bf16 in plans of fp8 and nvfp4 if not given
         (Transformer Engine's ``fp8_dpa``).
@@ -205,10 +206,10 @@ class PrecisionOptions:
     wide_modules: tuple[WideModule, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.convolutions is not None and self.products != "fp32":
+        if self.convolutions is not None and self.products not in ("fp32", "tf32"):
             raise InputError(
                 f"convolutions is given, but products is {self.products!r}, which convolutions "
-                "have, too; the key is for 'fp32'"
+                "have, too; the key is for 'fp32' and 'tf32'"
             )
         if self.logits is not None and self.products != "fp8":
             raise InputError(

@@ -200,6 +200,12 @@ def with_convolutions(experiment: Experiment, gpus: Mapping[str, Gpu]) -> Experi
     (``torch.backends.cudnn.allow_tf32`` is True), other products not
     (``torch.backends.cuda.matmul.allow_tf32`` is False).
 
+    It lets it, no more: of algorithms for cores and for matrix units cuDNN takes the faster
+    (CUDNN_DEFAULT_MATH, cudnnFind and cudnnGet in its API reference). Cores take images as they
+    are, and with Winograd's algorithm less than half of the multiplications. They are faster where
+    the channels of images are first and matrix units, for which these are turned, have no higher
+    rate in TF32 than cores in fp32, as on GeForce boards.
+
     Parameters
     ----------
     experiment : Experiment
@@ -221,6 +227,13 @@ def with_convolutions(experiment: Experiment, gpus: Mapping[str, Gpu]) -> Experi
         for gpu in gpus.values():
             gpu.peak(chosen)
         return experiment
-    if plan.precision.products != "fp32" or not all("tf32" in gpu.formats for gpu in gpus.values()):
+    if plan.precision.products not in ("fp32", "tf32"):
         return experiment
-    return replace(experiment, plan=with_keys(plan, {"precision.convolutions": "tf32"}))
+    turned = plan.framework.image_layout == "channels-first"
+    units = all("tf32" in gpu.formats for gpu in gpus.values()) and not (
+        turned and all(gpu.peak("fp32").si >= gpu.peak("tf32").si for gpu in gpus.values())
+    )
+    wanted = "tf32" if units else "fp32"
+    if wanted == plan.precision.products:
+        return experiment
+    return replace(experiment, plan=with_keys(plan, {"precision.convolutions": wanted}))

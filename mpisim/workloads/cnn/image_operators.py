@@ -8,12 +8,14 @@ next convolution's input, counted once), max-pooling the indices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from mpisim.kernels.operations import Convolution, Norm
 
 from ...base.frozen import frozen
 from ...experiment.plan import Plan
+from ..data_parallel.frameworks import frameworks
 from ..eager_modules import FP32, INDEX, EagerModules, copy, elementwise, fill
 from ..grid import Grid
 from ..operators import Compute, Operator, Parameter, Task
@@ -54,7 +56,8 @@ class ImageOperators(EagerModules):
         Whether convolutions transpose images, whose channels are first, for matrix units and back
         (cuDNN's nchwToNhwcKernel and nhwcToNchwKernel): whatever each of the three reads and
         writes, but for weights and the batch itself. It takes the time of reading and writing: 0.86
-        of an H100's bandwidth (github:sarchlab/triosim, sample_trace).
+        of an H100's bandwidth (github:sarchlab/triosim, sample_trace). The call that computes the
+        convolution launches these kernels, too.
     """
 
     def __init__(self, plan: Plan, grid: Grid) -> None:
@@ -66,6 +69,7 @@ class ImageOperators(EagerModules):
         self.transposes_layout = (
             plan.framework.image_layout == "channels-first" and self.convolution_format != "fp32"
         )
+        self._further_launch = frameworks().library.further_launch.value
 
     def bytes(self, image: Image) -> int:
         """Bytes of a batch of images."""
@@ -121,7 +125,8 @@ class ImageOperators(EagerModules):
             # Three channels are too few for matrix units.
             if first or not self.transposes_layout:
                 return []
-            return [elementwise(f"{what} layout", 2 * each, weight=weight) for each in sizes]
+            kernels = [elementwise(f"{what} layout", 2 * each, weight=weight) for each in sizes]
+            return [replace(each, launch_share=self._further_launch) for each in kernels]
 
         def run(what: str, direction: Literal["forward", "input", "weight"]) -> Compute:
             described = Convolution(

@@ -35,6 +35,19 @@ class DdpDefaults:
 
 
 @frozen
+class LibraryDefaults:
+    """Libraries whose calls launch several kernels.
+
+    Attributes
+    ----------
+    further_launch : Quantity
+        CPU time of a launch that is not the first of its operator, over that of the first.
+    """
+
+    further_launch: Quantity
+
+
+@frozen
 class ApexDefaults:
     """Apex's DistributedDataParallel.
 
@@ -125,6 +138,7 @@ class Frameworks:
     """All frameworks; the data file says where each number comes from."""
 
     ddp: DdpDefaults
+    library: LibraryDefaults
     apex: ApexDefaults
     horovod: HorovodDefaults
     data_parallel: ThreadDefaults
