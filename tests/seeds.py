@@ -20,6 +20,7 @@ from typing import Any
 import bad_files as bad
 import measured_steps
 import networkx
+import test_aicb
 import test_calibrate
 import test_chakra
 import test_cli_collectives
@@ -259,6 +260,12 @@ SEEDS = (
         "workload.txt",
         (*IMPORT, "@/workload.txt", "-o", "@/out.h5"),
         lambda folder: test_simai.written(folder, test_simai.HYBRID, *LAYERS),
+    ),
+    Seed(
+        "AICB",
+        "workload.csv",
+        (*IMPORT, "@/workload.csv", "-o", "@/out.h5"),
+        _text("workload.csv", "\n".join([test_aicb.COLUMNS, *test_aicb.ZERO3, ""])),
     ),
     Seed(
         "TrioSim's operators",

@@ -180,6 +180,24 @@ def test_a_full_disk_under_standard_output_is_one_line(launch_environment, trial
     )
 
 
+@pytest.mark.parametrize("closed", [1, 2])
+def test_closed_standard_streams_are_no_traceback(launch_environment, tmp_path, closed):
+    """As daemons start programs: what goes there goes nowhere, not to the other one."""
+    command = f'exec "{sys.executable}" -m mpisim run {closed}>&-'
+    for words, code in ((command, 0), (command.replace("run", "rnu"), 2)):
+        done = subprocess.run(
+            ["bash", "-c", words],
+            env=launch_environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+        assert bool(done.stdout) == (closed == 2 and code == 0)
+        assert bool(done.stderr) == (closed == 1 and code == 2)
+
+
 def test_no_home_directory_is_needed(launch_environment):
     """Open MPI refuses to start without; services and containers often have none."""
     settings = {key: value for key, value in launch_environment.items() if key != "HOME"}

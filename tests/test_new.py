@@ -54,7 +54,7 @@ from mpisim.prediction.hardware import hardware_of
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.uncertainty import unshared_share
 from mpisim.search.bound import StepBounds
-from mpisim.search.starting_plan import _spread
+from mpisim.search.starting_candidates import _spread
 from mpisim.topo import find_cluster
 from mpisim.workloads import lay_out
 from mpisim.workloads.grid import Grid

@@ -97,6 +97,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
     gc.set_threshold(UNTIL_COLLECTED)
     atexit.register(_leave_garbage)
     keep_freed_memory()
+    _open_closed_streams()
     _print_any_text()
     # Not list(...): importing the subcommand of that name has put its module in this namespace.
     words = [*(sys.argv[1:] if argv is None else argv)]
@@ -180,9 +181,18 @@ def _finished(arguments: argparse.Namespace) -> int:
             return 0
         with launch.first_process_only():
             code = arguments.run(arguments)
-    if sys.stdout is not None:
-        sys.stdout.flush()  # while an error can still be reported
+    sys.stdout.flush()  # while an error can still be reported
     return code
+
+
+def _open_closed_streams() -> None:
+    """Let what goes to a stream that was closed (``mpisim run >&-``) go nowhere.
+
+    Python has None in place of such a stream, and prints what was meant for the other one there.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _print_any_text() -> None:

@@ -63,11 +63,18 @@ def gpus_of_a_node(args: argparse.Namespace, cluster: Cluster) -> int:
     UsageError
         If there is no node, or a node has not so many GPUs.
     """
+    from ..topo.assemble import MAX_GPUS
+
     per_node = cluster.gpus_per_node if args.gpus_per_node is None else args.gpus_per_node
     if args.nodes < 1 or not 1 <= per_node <= cluster.gpus_per_node:
         raise UsageError(
             f"{args.nodes} nodes of {per_node} GPUs: there must be at least 1 node, of 1 to "
             f"{cluster.gpus_per_node} GPUs"
+        )
+    if args.nodes * cluster.gpus_per_node > MAX_GPUS:  # before their ranks are listed
+        raise UsageError(
+            f"--nodes is {args.nodes}: {args.nodes * cluster.gpus_per_node:,} GPUs; a topology has "
+            f"{MAX_GPUS:,} at most"
         )
     return per_node
 

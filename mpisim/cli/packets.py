@@ -253,12 +253,14 @@ def _settings(args: argparse.Namespace, changes: dict[str, str]) -> PacketSettin
 
 def _with_spines(cluster: Cluster, spines: int | None) -> Cluster:
     """Return a cluster whose routes have the links of all paths that its fabric could take."""
+    from ..topo.fabrics import MAX_SPINES
+
     fabric = cluster.fabric
     if spines is not None:
         if fabric is None or fabric.leaf is None:
             raise UsageError(f"--spines is {spines}; {cluster.title} has no leaves and spines")
-        if spines < 1:
-            raise UsageError(f"--spines is {spines}; it must be 1 or more")
+        if not 1 <= spines <= MAX_SPINES:
+            raise UsageError(f"--spines is {spines}; it must be from 1 to {MAX_SPINES}")
         return replace(cluster, fabric=replace(fabric, spines=spines, ecmp="adaptive"))
     if fabric is None or fabric.ecmp != "ecmp":
         return cluster

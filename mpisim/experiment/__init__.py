@@ -19,7 +19,7 @@ Read in this order.
     The job it is a step of, for ``mpisim job`` alone.
 ``model_presets``, ``model_counts``, ``likely_models``
     Models by name; their parameters and FLOPs; models that are not described in full.
-``huggingface``, ``huggingface_config``, ``_dense``, ``_mixed``, ``_unknown``
+``huggingface``, ``huggingface_config``, ``_dense``, ``_encoders``, ``_mixed``, ``_unknown``
     ``config.json`` → keys of ``[model]``: by its type, its checked values, dense models, those with
     experts or recurrences, types that are not known.
 ``profiles``, ``profile_conditions``

@@ -1,8 +1,8 @@
 """Models from Hugging Face: ``config.json`` → keys of ``[model]``.
 
 Each architecture names its sizes in its own way; what one name means stands in the function of its
-`model_type`: in :mod:`.huggingface_dense`, or in :mod:`.huggingface_mixed` for those with experts
-or recurrences. A `model_type` without a function is read as Llama's or Mixtral's where its keys
+`model_type`: in :mod:`.huggingface_dense`, in :mod:`.huggingface_encoders`, or for those with
+experts or recurrences in :mod:`.huggingface_mixed`. A `model_type` without a function is read as Llama's or Mixtral's where its keys
 allow, which is said, and carried in the error bar. Keys that a file may leave out have the default
 of the architecture's class in ``transformers`` (github.com/huggingface/transformers,
 ``src/transformers/models``). :mod:`.huggingface_config` checks each value as it is read.
@@ -23,6 +23,7 @@ from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
 from . import huggingface_dense as dense
+from . import huggingface_encoders as encoders
 from . import huggingface_mixed as mixed
 from .huggingface_config import Config, read_config
 from .huggingface_dense import Keys
@@ -104,11 +105,11 @@ def _unknown(config: Config, model_type: str) -> Keys:
 MODEL_TYPES: Mapping[str, Callable[[Config], Keys]] = {
     "apertus": dense.apertus,
     "arcee": dense.arcee,
-    "bert": dense.bert,
+    "bert": encoders.bert,
     "biogpt": dense.biogpt,
     "bitnet": dense.llama,
     "bloom": dense.bloom,
-    "camembert": dense.bert,
+    "camembert": encoders.bert,
     "codegen": dense.gptj,
     "cohere": dense.cohere,
     "cohere2": dense.cohere,
@@ -117,7 +118,7 @@ MODEL_TYPES: Mapping[str, Callable[[Config], Keys]] = {
     "deepseek": mixed.deepseek,
     "deepseek_v2": mixed.deepseek_v2,
     "deepseek_v3": mixed.deepseek_v3,
-    "distilbert": dense.distilbert,
+    "distilbert": encoders.distilbert,
     "dots1": mixed.dots1,
     "ernie4_5": dense.ernie4_5,
     "ernie4_5_moe": mixed.ernie4_5_moe,
@@ -154,16 +155,16 @@ MODEL_TYPES: Mapping[str, Callable[[Config], Keys]] = {
     "llama4": mixed.llama4,
     "llama4_text": mixed.llama4,
     "mamba2": mixed.mamba2,
-    "megatron-bert": dense.bert,
+    "megatron-bert": encoders.bert,
     "minicpm3": dense.latent_llama,
     "minimax_m2": mixed.minimax_m2,
     "ministral": dense.head_of_128,
     "ministral3": dense.head_of_128,
     "mistral": dense.mistral,
     "mixtral": mixed.mixtral,
-    "modernbert": dense.modernbert,
+    "modernbert": encoders.modernbert,
     "mpt": dense.mpt,
-    "mt5": dense.t5,
+    "mt5": encoders.t5,
     "nanochat": dense.nanochat,
     "nemotron": dense.nemotron,
     "nemotron_h": mixed.nemotron_h,
@@ -189,18 +190,18 @@ MODEL_TYPES: Mapping[str, Callable[[Config], Keys]] = {
     "qwen3_next": mixed.qwen3_next,
     "qwen3_vl_moe_text": mixed.qwen3_moe,
     "qwen3_vl_text": dense.qwen3,
-    "roberta": dense.bert,
+    "roberta": encoders.bert,
     "seed_oss": dense.head_of_128,
     "smollm3": dense.smollm3,
     "solar_open": mixed.solar_open,
     "stablelm": dense.stablelm,
     "starcoder2": dense.starcoder2,
-    "t5": dense.t5,
-    "umt5": dense.t5,
+    "t5": encoders.t5,
+    "umt5": encoders.t5,
     "vaultgemma": dense.gemma,
-    "vit": dense.vit,
+    "vit": encoders.vit,
     "xglm": dense.xglm,
-    "xlm-roberta": dense.bert,
+    "xlm-roberta": encoders.bert,
     "youtu": dense.latent_llama,
 }
 """How to read the file, by its `model_type`."""

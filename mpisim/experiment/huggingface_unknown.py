@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from ..base.errors import InputError
 from .huggingface_config import Config
-from .huggingface_dense import PLAIN, Keys, bert, latent_attention, llama, windows
+from .huggingface_dense import PLAIN, Keys, latent_attention, llama, windows
+from .huggingface_encoders import bert
 
 __all__ = ["LIKE", "like_known"]
 

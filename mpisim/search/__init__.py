@@ -14,7 +14,8 @@ Read in this order:
 - `traced_space`, `traced`: the same over a trace, where every valid candidate is simulated.
 - `answer`: the best, with `pareto` (the front), `finalists` (each in full), `limits` (what was left
   out, and why) and `picture`.
-- `starting_plan`: a plan to start from, that fits: the bound and memory alone.
+- `starting_candidates`, `starting_plan`: a plan to start from, that fits: the bound and memory
+  alone.
 - `profiling`: what has to be timed once to know all plans, and what that costs.
 - `sharding`: where embedding tables are best.
 """

@@ -128,6 +128,8 @@ def memory_rows(path: Path | None = None) -> list[MemoryRow]:
         if not isinstance(table, Mapping):
             raise InputError(f"{path}: {name}: must be a table [{name}], found {table!r}")
         rows.append(_assessed(name, table, str(path)))
+    if not rows:
+        raise InputError(f"{path}: holds no run; each is a table (data/validation/memory.toml)")
     return rows
 
 

@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping
 
 from .circuit import circuit
 from .dragonfly import dragonfly, dragonfly_plus
-from .fabric import Fabric, Kind
+from .fabric import MAX_SPINES, Fabric, Kind
 from .fabric_graph import FabricGraph, Ports
 from .fat_tree import fat_tree, switch
 from .grid import grid
 
-__all__ = ["BUILDERS", "Fabric", "FabricGraph", "Ports", "build_fabric"]
+__all__ = ["BUILDERS", "MAX_SPINES", "Fabric", "FabricGraph", "Ports", "build_fabric"]
 
 BUILDERS: Mapping[Kind, Callable[[Fabric, Ports], FabricGraph]] = {
     "switch": switch,

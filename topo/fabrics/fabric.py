@@ -11,7 +11,10 @@ from mpisim.base.frozen import frozen
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits
 
-__all__ = ["COMMON", "KEYS", "Fabric", "Kind"]
+__all__ = ["COMMON", "KEYS", "MAX_SPINES", "Fabric", "Kind"]
+
+MAX_SPINES = 4096
+"""Above a leaf: each adds two links a leaf, and no switch has so many ports."""
 
 Count = Annotated[int, Limits(least=1)]
 
@@ -112,7 +115,7 @@ class Fabric:
     switch_latency: Quantity | None = None
     leaf: Count | None = None
     oversubscription: Annotated[float, Limits(least=1)] = 1.0
-    spines: Count | None = None
+    spines: Annotated[int, Limits(least=1, most=MAX_SPINES)] | None = None
     ecmp: Literal["ideal", "ecmp", "adaptive"] = "ideal"
     pod: Count | None = None
     core_oversubscription: Annotated[float, Limits(least=1)] = 1.0

@@ -1,9 +1,9 @@
 """Packet-level simulation: queues, congestion control, PFC or losses, ECMP paths.
 
 Read ``settings`` (what there is to set), ``parameters`` (their values, with sources in
-``data/packets.toml``), ``flows`` (bytes to send, from a table or a communication), ``plan`` (flows
-→ queue pairs with their paths, messages and their waits), ``_core/`` (events), ``run`` (the
-result), ``store`` (its files).
+``data/packets.toml``), ``flows`` (bytes to send, from a table or a communication), ``paths`` (links
+of a flow → its paths), ``plan`` (flows → queue pairs with their paths, messages and their waits),
+``_core/`` (events), ``run`` (the result), ``store`` (its files).
 """
 
 from .flows import PacketFlow, flows_of_list, read_flows

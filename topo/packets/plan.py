@@ -23,18 +23,15 @@ from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 from mpisim.base.quantity import PICOSECONDS
 
-from ..fabrics.fabric_graph import ecmp_hash
-from ..topology import LinkKind, NodeKind, Topology
+from ..topology import NodeKind, Topology
 from .flows import PacketFlow
+from .paths import ack_path, ecmp_path, equal_paths, opposite_links, sender_part
 from .settings import LOADS, PacketSettings
 
 __all__ = ["PacketInput", "packet_input"]
 
 MAX_MESSAGES = 4_000_000
 """Messages at most: these take 2 GB."""
-
-MAX_PATHS = 4096
-"""Paths of a pair at most."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -163,14 +160,14 @@ def packet_input(
             f"{many:,} messages; there may be {MAX_MESSAGES:,}: fewer GPUs, or larger chunks "
             f"({settings.chunk} B)"
         )
-    routes = {flow.links: _equal_paths(topology, flow.links) for flow in flows}
+    routes = {flow.links: equal_paths(topology, flow.links) for flow in flows}
     most_paths = max(map(len, routes.values()))
     pairs, of_flow, spread = _pairs(topology, flows, routes, settings)
     messages, chosen = _messages(topology, flows, pairs, of_flow, chunks)
     gates = messages.gates()
     paths = [path for pair in pairs for path in pair.paths]
-    opposite = _opposite_links(topology) if settings.ack_size else {}
-    acks = [_ack_path(topology, path, opposite) for path in paths]
+    opposite = opposite_links(topology) if settings.ack_size else {}
+    acks = [ack_path(topology, path, opposite) for path in paths]
     there = [link for path in paths for link in path]
     back = [link for _, way in acks for link in way]
     scale = topology.bandwidth / settings.reference_rate
@@ -273,10 +270,10 @@ def _pairs(
             channel = channels.setdefault(flow.channel, len(channels))
             taken = paths
             if settings.routing == "ecmp":
-                taken = [paths[_hash(topology, flow.links, channel, settings.seed, len(paths))]]
+                taken = [paths[ecmp_path(topology, flow.links, channel, settings.seed, len(paths))]]
             by_first: dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]] = defaultdict(list)
             for path in taken:
-                at = _sender_part(topology, path)
+                at = sender_part(topology, path)
                 by_first[path[:at], path[at]].append(path[at:])
             known[key] = list(range(len(pairs), len(pairs) + len(by_first)))
             pairs += [_Pair(each, before) for (before, _), each in by_first.items()]
@@ -284,69 +281,13 @@ def _pairs(
     spread = np.zeros(topology.n_links)
     for route, bytes in sent.items():
         for path in routes[route]:  # which passes a link once
-            spread[list(path[_sender_part(topology, path) :])] += bytes / len(routes[route])
+            spread[list(path[sender_part(topology, path) :])] += bytes / len(routes[route])
     return pairs, of_flow, spread
-
-
-def _hash(topology: Topology, links: tuple[int, ...], channel: int, seed: int, many: int) -> int:
-    """Ends of a queue pair, channel and seed → which of so many paths ECMP takes."""
-    sender, receiver = topology.source[[links[0]]], topology.target[[links[-1]]]
-    whole = 2**32
-    first = ecmp_hash(sender.astype(np.int64), receiver.astype(np.int64), whole)
-    second = ecmp_hash(np.array([channel]), np.array([seed % whole]), whole)
-    return int(ecmp_hash(first, second, many)[0])
 
 
 def _cap(topology: Topology, before: tuple[int, ...]) -> float:
     """Links before the NIC → the rate that they leave a sender, bytes per second."""
     return float(topology.bandwidth[list(before)].min()) if before else np.inf
-
-
-def _opposite_links(topology: Topology) -> dict[int, int]:
-    """Topology → the link that leads back beside each; of parallel links the one in its place."""
-    between: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    ends = (topology.source.tolist(), topology.target.tolist(), topology.kind.tolist())
-    for link, (source, target, kind) in enumerate(zip(*ends, strict=True)):
-        between[source, target, kind].append(link)
-    return {
-        link: back
-        for (source, target, kind), links in between.items()
-        for link, back in zip(links, between.get((target, source, kind), ()), strict=False)
-    }
-
-
-def _ack_path(
-    topology: Topology, path: tuple[int, ...], opposite: Mapping[int, int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Path of data from its sender's NIC on → links of its acknowledgements: to the NIC, and on.
-
-    A NIC answers: the links between it and its GPU cost their latency alone. Inside a node nothing
-    is answered by packets, and without `opposite` nothing anywhere: both are empty.
-
-    Parameters
-    ----------
-    topology : Topology
-    path : tuple of int
-    opposite : mapping of int to int
-        Link → the one that leads back.
-
-    Raises
-    ------
-    InputError
-        If a link has none that leads back.
-    """
-    inside = all(topology.kind.item(link) < LinkKind.NIC for link in path)
-    if inside or not opposite:
-        return (), ()
-    for link in path:
-        if topology.bandwidth.item(opposite.get(link, link)) == 0 or link not in opposite:
-            raise InputError(
-                f"{topology.title}: no link leads back beside {topology.link_name(link)}, for "
-                "acknowledgements of ack_size bytes"
-            )
-    back = tuple(opposite[link] for link in reversed(path))
-    at = _sender_part(topology, back)
-    return back[:at], back[at:]
 
 
 def _window(topology: Topology, pair: _Pair, settings: PacketSettings) -> float:
@@ -455,60 +396,3 @@ class _Messages:
             _offsets([len(each) for each in behind]),
             np.array([each for some in behind for each in some], np.int32),
         )
-
-
-def _equal_paths(topology: Topology, links: Sequence[int]) -> list[tuple[int, ...]]:
-    """Links of a route between two nodes → its shortest paths, as tuples of links in order.
-
-    Where a flow is spread over parallel links, a route has the links of all of them; of the paths
-    that these form the shortest are taken.
-
-    Parameters
-    ----------
-    topology : Topology
-    links : sequence of int
-        At least one.
-
-    Raises
-    ------
-    InputError
-        If they do not lead from the first link's begin to the last one's end, or there are more
-        than `MAX_PATHS`.
-    """
-    begin, end = int(topology.source[links[0]]), int(topology.target[links[-1]])
-    leaving: dict[int, list[int]] = defaultdict(list)
-    for link in dict.fromkeys(links):
-        leaving[topology.source.item(link)].append(link)
-    level: dict[int, list[tuple[int, ...]]] = {begin: [()]}
-    seen = {begin}
-    while level and end not in level:
-        following: dict[int, list[tuple[int, ...]]] = defaultdict(list)
-        for node, paths in level.items():
-            for link in leaving[node]:
-                target = topology.target.item(link)
-                if target not in seen:
-                    following[target] += [(*path, link) for path in paths]
-        seen.update(following)
-        if sum(map(len, following.values())) > MAX_PATHS:
-            raise InputError(
-                f"{topology.title}: from {topology.names[begin]} to {topology.names[end]} there "
-                f"are more than {MAX_PATHS} paths"
-            )
-        level = following
-    if end not in level:
-        names = " ".join(map(topology.link_name, links))
-        raise InputError(
-            f"{topology.title}: the links {names} do not lead from {topology.names[begin]} to "
-            f"{topology.names[end]}"
-        )
-    return level[end]
-
-
-def _sender_part(topology: Topology, path: Sequence[int]) -> int:
-    """Path → number of its links inside the sender's node; 0 if it stays inside it.
-
-    A NIC takes its data over these as it sends, so that nothing waits behind them.
-    """
-    nic = int(LinkKind.NIC)
-    outside = (i for i, link in enumerate(path) if topology.kind.item(link) >= nic)
-    return next(outside, 0)
