@@ -266,7 +266,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
 
 
 def sufficient_error(residuals: Sequence[float], inputs: Sequence[float]) -> float:
-    """Return the least error of the model with which intervals hold 90 % of rows.
+    """Residuals → least error of the model with which intervals hold 90 % of rows.
 
     Parameters
     ----------
