@@ -19,10 +19,10 @@ from ..kernels.operations import BYTES, Attention, Elementwise, Gemm
 from ..kernels.recorded import Recorded
 from ..program import Operation
 from ..workloads.operators import Communicate, Compute, Task
+from ..workloads.transformer.attention_shape import AttentionShape
 from ..workloads.transformer.context_parallel import CONTEXT_PARALLEL, SpreadAttention
 from ..workloads.transformer.shapes import (
     WHOLE_SEQUENCES,
-    AttentionShape,
     check_shared_heads,
 )
 from .step import TracedKernel, TracedStep
