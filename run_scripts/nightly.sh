@@ -23,7 +23,7 @@ part() {
 
 # Twice as long as without: Python 3.11 has no cheap way to count lines.
 part "coverage of Python lines" pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
-part "fault table" python run_scripts/fault_table.py --check
+part "fault table" python tests/fault_table.py --check
 # test.sh leaves out what more than two processes, and what another MPI library, cannot change.
 part "tests, 4 processes" mpirun -n 4 pytest --color=no -p no:cacheprovider
 for mpi in openmpi4 mpich; do

@@ -1,7 +1,7 @@
 """The fault table: bad inputs, the command that meets them, what it must say, its exit code.
 
 `CASES` is the table of :mod:`bad_inputs`, every damage of every file of :mod:`seeds`, and
-wrong words on the command line of every command. ``run_scripts/fault_table.py`` runs all of them on
+wrong words on the command line of every command. ``fault_table.py`` runs all of them on
 1, 2 and 4 processes of every MPI it finds and writes ``docs/reliability.md``.
 """
 

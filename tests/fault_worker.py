@@ -1,6 +1,6 @@
 """Command lines of a file, one after the other on all processes → codes and lines, a file.
 
-Run under a launcher by ``run_scripts/fault_table.py``: ``python fault_worker.py FOLDER``.
+Run under a launcher by ``fault_table.py``: ``python fault_worker.py FOLDER``.
 """
 
 from __future__ import annotations

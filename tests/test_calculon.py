@@ -11,10 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from reference.calculon import count, estimate, executions
-from reference.calculon_inputs import (
+from calculon_formulas import count, estimate, executions
+from calculon_inputs import (
     A100,
     GPT3_175B,
     MEGATRON_1T,
@@ -23,6 +21,8 @@ from reference.calculon_inputs import (
     Execution,
     fits_networks,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpisim.experiment.load import experiment_of
 from mpisim.search import read_search

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import extrapolate_mixed as mixed
 import pytest
 
 from mpisim.base.errors import InputError
@@ -16,24 +14,12 @@ from mpisim.cli import main
 from mpisim.extrapolate import Target, TracedStep, extrapolate
 from mpisim.extrapolate.step import TracedKernel, TracedOperator
 
-BENCH = Path(__file__).parents[1] / "run_scripts/bench"
 A100, H100 = "a100-sxm-80gb", "h100-sxm"
-
-
-@pytest.fixture(scope="module")
-def mixed() -> Iterator[ModuleType]:
-    import importlib
-
-    sys.path.insert(0, str(BENCH))
-    try:
-        yield importlib.import_module("extrapolate_mixed")
-    finally:
-        sys.path.remove(str(BENCH))
 
 
 @pytest.fixture(scope="module", params=["resnet-50", "llama"])
 def traced(
-    request: pytest.FixtureRequest, mixed: ModuleType, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, TracedStep, TracedStep, Path]:
     """A model, its steps on both GPUs, and the folder of their traces."""
     folder = tmp_path_factory.mktemp("traces")
@@ -45,7 +31,7 @@ def traced(
 
 
 def test_a_mixed_job_is_the_generated_one(
-    traced: tuple[str, TracedStep, TracedStep, Path], mixed: ModuleType
+    traced: tuple[str, TracedStep, TracedStep, Path],
 ) -> None:
     name, h100, a100, _ = traced
     for keys in mixed.PLANS:

@@ -1,6 +1,6 @@
 """The fault table (docs/reliability.md): all of it in this process, a sample under a launcher.
 
-``run_scripts/fault_table.py`` runs all of it on 1, 2 and 4 processes of every MPI.
+``tests/fault_table.py`` runs all of it on 1, 2 and 4 processes of every MPI.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_the_page_is_of_these_cases():
     for case in CASES:
         words = f"`mpisim {' '.join(case.args)}`".replace("|", "\\|")
         assert f"| {words} | {case.code} |" in text, case.name
-    assert "**" not in text, "python run_scripts/fault_table.py writes the page"
+    assert "**" not in text, "python tests/fault_table.py writes the page"
 
 
 @ALONE

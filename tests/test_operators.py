@@ -15,7 +15,8 @@ from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.numbers import number
 from mpisim.kernels.operations import Convolution, Copy, Elementwise, Embedding, Gemm, Kernel
 from mpisim.operators import Argument, OperatorCall, TensorSpec, kernels_of
-from mpisim.operators.table import TABLE, is_collective
+from mpisim.operators.collectives import is_collective
+from mpisim.operators.table import TABLE
 from mpisim.operators.temporaries import temporary_bytes
 from mpisim.operators.tensors import DTYPES, broadcast, torch_dtype
 

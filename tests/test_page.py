@@ -14,8 +14,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import made_up_pages as pages
 import numpy as np
-import pages
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

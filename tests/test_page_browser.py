@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import made_up_pages as pages
 import numpy as np
-import pages
 import pytest
 
 from mpisim.page.html import page_html

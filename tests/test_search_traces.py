@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import extrapolate_closed_loop as closed_loop
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -147,15 +148,7 @@ def test_the_automatic_space(vgg: Path) -> None:
 
 
 def test_a_context_is_shared_where_attention_is_fused(vgg: Path, tmp_path: Path) -> None:
-    import importlib
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "run_scripts/bench"))
-    try:
-        bench = importlib.import_module("extrapolate_closed_loop")
-    finally:
-        sys.path.pop(0)
-    bench.traced(bench.MODELS["gpt2"], tmp_path)
+    closed_loop.traced(closed_loop.MODELS["gpt2"], tmp_path)
     given = {
         "workload": {"trace": str(tmp_path), "traced_gpu": "a100-sxm", "seq_len": 8192},
         "plan": {"global_batch": 16},

@@ -289,7 +289,7 @@ def partition_bound(
 
 
 def prefix_cuts(members: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the first 1, 2, 4, … and the first half of a group's ranks, ascending.
+    """Ranks of a group → the first 1, 2, 4, … and the first half of them, ascending.
 
     On regular networks these are a GPU, nodes, leaves, pods, and the bisection.
     """

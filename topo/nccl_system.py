@@ -93,7 +93,7 @@ def cluster_system(cluster: Cluster, version: tuple[int, ...] | None = None) -> 
 
 
 def arch_of(gpu: str) -> str:
-    """Return the architecture of a GPU by its name, as ``[arch]`` of ``data/nccl.toml`` has it."""
+    """GPU → its architecture, as ``[arch]`` of ``data/nccl.toml`` names it."""
     family = _family(gpu)
     return AMD if rccl_arch(family) else family
 
@@ -103,7 +103,7 @@ def _family(gpu: str) -> str:
 
 
 def changed_system(system: System, topology: Topology) -> System:
-    """Return the system NCCL sees after changes of links: the typical bandwidth of each kind.
+    """System, changed links → system as NCCL sees it: typical bandwidth of each kind.
 
     Parameters
     ----------

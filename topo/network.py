@@ -83,7 +83,7 @@ class Price(NamedTuple):
 
 
 def rate_of(bytes_per_second: float) -> int:
-    """Return a rate as an integer, at least 1.
+    """Bytes per second → integer rate, at least 1.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def rate_of(bytes_per_second: float) -> int:
 
 
 def integer_rates(bandwidth: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return bandwidths, bytes per second, as integer rates, at least 1; see `rate_of`."""
+    """Bandwidths, bytes per second → integer rates, at least 1; see `rate_of`."""
     rates = np.rint(bandwidth * ((1 << RATE_BITS) / PICOSECONDS))
     return np.maximum(rates, 1).astype(np.int64)
 

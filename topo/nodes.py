@@ -139,7 +139,7 @@ class Node:
 
 
 def hop_latency(kind: str, own: Quantity | None = None) -> float:
-    """Return the latency of a hop in seconds: `own`, or that of ``data/links.toml``.
+    """Kind of a hop → its latency in seconds: `own`, or that of ``data/links.toml``.
 
     Parameters
     ----------

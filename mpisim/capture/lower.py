@@ -29,7 +29,7 @@ from ..operators.recurrent import ONE_CALL
 from ..operators.table import kernels_of
 from ..operators.transformer_engine import looped
 from ..program import KEPT_STEP, Program, ProgramBuilder, Table
-from ..program.builder import TableBuilder
+from ..program.table_builder import TableBuilder
 from ..workloads.data_parallel.frameworks import frameworks
 from ..workloads.host import BANDWIDTH, SHARE, Host
 from ..workloads.pricing import NO_LAUNCH, Launching, Pricing, shortened

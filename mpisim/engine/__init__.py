@@ -21,7 +21,8 @@ Read in this order:
   that several programs have in common.
 - `cost`: durations of rows; `duration_factors`: speed and jitter; `memory_needed`: does it fit?
 - `lowering`: table → instructions; `tiling`: ranks side by side; `core_input`: input of a core;
-  `distribution`: ranks and communications of each process. `_core` advances ranks over their rows.
+  `used_communicators`, `distribution`: communicators, ranks and communications of each process.
+  `_core` advances ranks over their rows.
 - `relaxation`: communications that share links, by passes of dataflow.
 - `exchange`: messages and windows between processes; `deadlock`: which operations block ranks.
 - `critical_path`, `last_arrivals`, `flows`, `digest`: derived from a finished run.

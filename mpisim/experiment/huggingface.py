@@ -2,10 +2,11 @@
 
 Each architecture names its sizes in its own way; what one name means stands in the function of its
 `model_type`: in :mod:`.huggingface_dense`, in :mod:`.huggingface_encoders`, or for those with
-experts or recurrences in :mod:`.huggingface_mixed`. A `model_type` without a function is read as Llama's or Mixtral's where its keys
-allow, which is said, and carried in the error bar. Keys that a file may leave out have the default
-of the architecture's class in ``transformers`` (github.com/huggingface/transformers,
-``src/transformers/models``). :mod:`.huggingface_config` checks each value as it is read.
+experts or recurrences in :mod:`.huggingface_mixed`. A `model_type` without a function is read as
+Llama's or Mixtral's where its keys allow, which is said, and carried in the error bar. Keys that a
+file may leave out have the default of the architecture's class in ``transformers``
+(github.com/huggingface/transformers, ``src/transformers/models``). :mod:`.huggingface_config`
+checks each value as it is read.
 
 What the keys of ``[model]`` cannot say is left out: windows of Gemma 2, attention and feed-forward
 blocks side by side (Falcon, GPT-NeoX, Cohere, Phi), norms behind a block (Gemma 2 and 3, GLM-4,

@@ -17,7 +17,7 @@ __all__ = ["assumptions_of"]
 def assumptions_of(
     step: TracedStep, target: Target, plan: Plan, world: int, gpus: Mapping[str, TracedStep]
 ) -> tuple[str, ...]:
-    """Return what a traced step at another scale rests on.
+    """Traced step, target, plan → assumptions of the step at that scale, a line each.
 
     Parameters
     ----------

@@ -19,10 +19,10 @@ from ..kernels.operations import BYTES, Attention, Elementwise, Gemm
 from ..kernels.recorded import Recorded
 from ..program import Operation
 from ..workloads.operators import Communicate, Compute, Task
+from ..workloads.transformer.attention_shape import AttentionShape
 from ..workloads.transformer.context_parallel import CONTEXT_PARALLEL, SpreadAttention
 from ..workloads.transformer.shapes import (
     WHOLE_SEQUENCES,
-    AttentionShape,
     check_shared_heads,
 )
 from .step import TracedKernel, TracedStep
@@ -91,7 +91,7 @@ def check_context(step: TracedStep, plan: Plan, sequence: int | None) -> None:
 def with_exchange(
     name: str, forward: tuple[Task, ...], backward: tuple[Task, ...]
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Return an operator's tasks with the exchange of its result behind it, and of its gradient.
+    """Tasks of an operator → the same, its result and its gradient exchanged among ranks.
 
     As Megatron-LM's ``MambaContextParallel`` (megatron/core/ssm/mamba_context_parallel.py): a copy,
     an all-to-all, a copy.
@@ -121,7 +121,7 @@ def with_exchange(
 def with_context(
     name: str, forward: tuple[Task, ...], backward: tuple[Task, ...], plan: Plan
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Return an operator's tasks with its attention over the ranks of a context.
+    """Tasks of an operator → the same, attention spread over the ranks of a context.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ def counted_text(
     elsewhere: bool,
     pipeline: InputPipeline | None,
 ) -> str:
-    """Return the attribute that says what the program's times depend on.
+    """Workload, kernel models → the program's attribute of numbers, shares and their errors.
 
     The CPU's times are those of one step. In another one they differ, as recorded steps do; those
     of a captured job, and gaps between kernels that a plan adds, are the GPU's. Another GPU is in
@@ -137,7 +137,7 @@ def _kernels(pricings: Sequence[Pricing]) -> dict[str, Any]:
 
 @cache
 def several_gpus(style: Style | None, others: bool = False) -> Quantity:
-    """Return how far steps are off that were extrapolated from one GPU to several, as a factor.
+    """Style of data parallelism → error of steps extrapolated from one GPU to several.
 
     Parameters
     ----------

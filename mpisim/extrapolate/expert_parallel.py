@@ -75,7 +75,7 @@ class Experts:
 
 
 def experts_of(step: TracedStep) -> tuple[Experts, ...]:
-    """Return the experts of each layer that has any, in order.
+    """Traced step → the experts of each layer that has any, in order.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ __all__ = ["steps_by_gpu"]
 def steps_by_gpu(
     step: TracedStep, traces: Mapping[str, TracedStep], named: Sequence[str]
 ) -> tuple[TracedStep, ...]:
-    """Return the step that ranks do as, for each kind of GPU of a job.
+    """Traced steps, GPUs of a job → the traced step of each kind of GPU.
 
     Parameters
     ----------

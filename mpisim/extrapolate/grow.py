@@ -92,7 +92,7 @@ class Extrapolated:
 
 
 def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
-    """Return the program of a traced step at another scale. Local.
+    """Traced step, target → program of all ranks at that scale. Local.
 
     Parameters
     ----------
@@ -273,7 +273,7 @@ def _network(
 
 
 def plan_for(step: TracedStep, target: Target) -> Plan:
-    """Return the plan of a target, with what it leaves open as the trace has it.
+    """Traced step, target → plan; keys that the target leaves open follow from the trace.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ def times(size: int, factor: float) -> int:
 def product_role(
     kernel: Gemm, weights: Collection[tuple[int, int]], backward: bool, tokens: int
 ) -> ProductRole:
-    """Return which size of a product counts tokens.
+    """Matrix product of a trace → which of its sizes counts tokens.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def grown(
     backward: bool,
     role: Role = "",
 ) -> Kernel:
-    """Return a kernel of a pass at other sizes.
+    """Kernel of a pass, growth → the kernel at other sizes.
 
     Parameters
     ----------

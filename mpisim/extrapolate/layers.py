@@ -29,7 +29,7 @@ Names = tuple[list[str], tuple[str, ...], tuple[str, ...]]
 
 
 def layer_names(operators: Sequence[TracedOperator], paths: Sequence[tuple[str, ...]]) -> Names:
-    """Return the layer of each operator, and the layers that are embedding and head.
+    """Operators, module paths → layer of each; the layers that are embedding and head.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def _by_weights(operators: Sequence[TracedOperator]) -> Names:
 
 
 def balanced(times: Sequence[int], parts: int) -> list[int]:
-    """Return how many consecutive layers each part has, so that the longest part is shortest.
+    """Times of layers → number of layers of each stage, so that the longest is shortest.
 
     Parameters
     ----------

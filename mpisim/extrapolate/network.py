@@ -40,7 +40,7 @@ FP32 = BYTES["fp32"]
 
 
 def growth_of(step: TracedStep, plan: Plan, sequence: int | None) -> Growth:
-    """Return how a rank's share of a micro-batch differs from the traced step.
+    """Traced step, plan → ratio of a rank's share of a micro-batch to the traced one.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def traced_network(
     upload: bool = False,
     loads: bool = True,
 ) -> LayerStack:
-    """Return the network of a traced step in the shapes of one rank.
+    """Traced step, plan, grid → network of the workload generator, in shapes of one rank.
 
     Parameters
     ----------

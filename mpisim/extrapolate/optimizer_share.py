@@ -42,7 +42,7 @@ def list_call(call: OperatorCall) -> OperatorCall | None:
 
 
 def recorded(each: TracedKernel, now: tuple[Kernel, ...], counts: bool) -> Recorded:
-    """Return a traced kernel at other sizes.
+    """Traced kernel, kernels at other sizes → kernel timed by the ratio of both.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ KernelsByName = Mapping[str, Sequence[tuple[int, Kernel]]]
 def kernels_by_name(
     job: TraceJob, structure: ParallelStructure, gpu: Gpu, comm: Intracomm
 ) -> KernelsByName:
-    """Return what the kernels of a job compute, as its shapes tell. **Collective.**
+    """Job → kernels by name, computed from recorded shapes. **Collective.**
 
     Of each stage of a pipeline one rank counts; its recording is read once more, unless its calls
     have been kept (`mpisim.replay.read_job`).

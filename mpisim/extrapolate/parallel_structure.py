@@ -185,7 +185,7 @@ def find_structure(
 
 
 def with_traffic_of(structure: ParallelStructure, program: Program) -> ParallelStructure:
-    """Return the structure of a program with the same communicators that carry something else.
+    """Structure, program of the same communicators → structure with the program's traffic.
 
     Parameters
     ----------

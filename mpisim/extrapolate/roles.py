@@ -46,7 +46,7 @@ def described(
     batch: int | None,
     source: str,
 ) -> DescribedOperators:
-    """Return what operators are of: samples, layers, weights or scores.
+    """Operators, module paths → samples, tokens and layers; kernels of weights and scores.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def described(
 
 
 def activations(call: OperatorCall, parameters: Iterable[tuple[int, ...]]) -> list[TensorSpec]:
-    """Return the tensors that go into a call, without the parameters, turned or not.
+    """Call → its input tensors without parameters, transposed or not.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def activations(call: OperatorCall, parameters: Iterable[tuple[int, ...]]) -> li
 def batch_of(
     operators: Sequence[TracedOperator], given: int | None = None
 ) -> tuple[int | None, int | None]:
-    """Return samples, and tokens of a sample, by the input of the first layer with a weight.
+    """Operators → samples, and tokens of a sample, by the first layer with a weight.
 
     A weight that is not trained, as beside adapters, shows no parameter: of a lookup it is the
     first input.

@@ -157,7 +157,7 @@ def split_kernel(
     role: Role,
     tp: int,
 ) -> Kernel:
-    """Return one rank's share of a kernel.
+    """Kernel, split → one tensor-parallel rank's share of it.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def split_tasks(
     growth: Growth,
     tp: int,
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Return the tasks of both passes with the collectives that a split needs.
+    """Tasks of both passes, split → the same with the collectives that the split needs.
 
     Parameters
     ----------

@@ -145,7 +145,7 @@ class _Open:
 
 
 def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[int, Split]:
-    """Return the split of each operator that tensor parallelism divides, by its number.
+    """Traced step, tp → split of each operator that tensor parallelism divides, by number.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ def check_threads(keys: Mapping[str, Any], source: str) -> None:
 
 
 def as_threads(network: LayerStack, step: TracedStep, samples: float, gpus: int) -> LayerStack:
-    """Return a network as one thread of several runs it.
+    """Network → the same, run by one of several threads of a process (DataParallel).
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def as_threads(network: LayerStack, step: TracedStep, samples: float, gpus: int)
 
 
 def as_pipe(network: LayerStack, stages: int, micro_batches: int) -> LayerStack:
-    """Return the network of a pipeline whose stages are threads of one process.
+    """Network, stages → pipeline whose stages are threads of one process (Pipe).
 
     Parameters
     ----------

@@ -86,7 +86,7 @@ def check_data(step: TracedStep, data: DataChoice | None) -> None:
 def input_lines(
     step: TracedStep, target: Target, pipeline: InputPipeline | None, world: int
 ) -> Iterator[str]:
-    """Yield what is assumed of a step's input, lines for people.
+    """Traced step, target → assumptions of its input, a line each.
 
     Parameters
     ----------

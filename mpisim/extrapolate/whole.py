@@ -186,7 +186,7 @@ def check_end(passes: Passes, ops: Iterable[int], mark: str) -> None:
 
 
 def nodes_without_forward(passes: Passes, ops: Iterable[int]) -> int:
-    """Return how many kernels of the backward pass belong to forward operators that are missing.
+    """Passes → number of backward kernels whose forward operators are missing.
 
     Parameters
     ----------

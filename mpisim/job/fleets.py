@@ -142,7 +142,7 @@ def find_fleet(wanted: str) -> tuple[str, Fleet]:
 
 
 def rate_spread() -> float:
-    """Return the spread of the rates of fleets: standard deviation of their logarithms."""
+    """Published fleets → standard deviation of the logarithms of their failure rates."""
     rates = [math.log(find_fleet(name)[1].per_gpu_day) for name in fleet_names()]
     mean = sum(rates) / len(rates)
     return math.sqrt(sum((each - mean) ** 2 for each in rates) / (len(rates) - 1))

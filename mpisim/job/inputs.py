@@ -237,7 +237,7 @@ def input_errors(step: Step, choice: JobChoice, fleet: Fleet) -> dict[str, float
 
 
 def assumptions(model: JobModel, choice: JobChoice, parts: JobParts) -> tuple[str, ...]:
-    """Return what a job rests on, lines for people.
+    """Job → its assumptions, a line each.
 
     Parameters
     ----------

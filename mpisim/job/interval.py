@@ -58,7 +58,7 @@ class Intervals:
 
 
 def daly_steps(model: JobModel) -> int:
-    """Return Daly's interval in steps, within what checkpoints allow."""
+    """Job → Daly's checkpoint interval in steps, within what checkpoints allow."""
     if not model.rate:
         return model.steps
     wanted = round(daly(model.stall, 1 / model.rate) / model.step)

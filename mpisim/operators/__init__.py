@@ -7,8 +7,9 @@ Read in this order:
     captured programs have in common.
 :mod:`.tensors`
     Bytes and formats of tensors; ``Launched``, the answer.
-:mod:`.table`
-    Which rule serves which operator, and ``kernels_of``.
+:mod:`.names`, :mod:`.collectives`, :mod:`.table`
+    Names of operators that share a rule, and of those that communicate; which rule serves which
+    operator, and ``kernels_of``.
 :mod:`.streams`, :mod:`.indexing`, :mod:`.products`, :mod:`.convolutions`, :mod:`.attentions`,
 :mod:`.norms`, :mod:`.losses`, :mod:`.recurrent`, :mod:`.embeddings`, :mod:`.factorizations`,
 :mod:`.optimizers`, :mod:`.transformer_engine`

@@ -26,7 +26,8 @@ from ..base.csv_files import CsvRow, read_table
 from ..base.errors import InputError, nearest
 from ..kernels.alternatives.database import EXACT, INTERPOLATED, MAX_SIZE_RATIO, interpolated
 from .call import OperatorCall, TensorSpec
-from .table import TABLE, is_collective, rule_of
+from .collectives import is_collective
+from .table import TABLE, rule_of
 from .tensors import DTYPES, all_tensors, torch_dtype
 
 __all__ = ["COLUMNS", "MeasuredOperators", "MeasuredTime"]

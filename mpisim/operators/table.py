@@ -30,9 +30,25 @@ from . import (
     transformer_engine,
 )
 from .call import FUSED, OperatorCall
+from .collectives import is_collective
+from .names import (
+    APEX,
+    FILLED,
+    FUSED_SOFTMAX,
+    LIST_STEPS,
+    LOSSES,
+    NOTHING,
+    POINTWISE,
+    POOLED,
+    PREDICATES,
+    REDUCTIONS,
+    SCANS,
+    SCATTERED,
+    STREAMING_LIBRARIES,
+)
 from .tensors import Launched
 
-__all__ = ["COLLECTIVES", "TABLE", "Rule", "is_collective", "kernels_of", "rule_of"]
+__all__ = ["TABLE", "Rule", "kernels_of", "rule_of"]
 
 Rule = Callable[[OperatorCall], "tuple[Kernel, ...] | None"]
 """A call → its kernels; None where too little was recorded to tell."""
@@ -46,132 +62,8 @@ def _served(text: str, rule: Rule) -> dict[str, Rule]:
     return dict.fromkeys(_names(text), rule)
 
 
-_NOTHING = """
-    view _unsafe_view _reshape_alias expand expand_as permute transpose t numpy_T unsqueeze
-    squeeze slice select narrow split split_with_sizes chunk unbind detach detach_ alias as_strided
-    view_as view_as_real view_as_complex diagonal unfold movedim swapaxes swapdims
-    lift_fresh empty empty_like empty_strided new_empty new_empty_strided resize_ set_ size stride
-    numel sym_size sym_numel sym_stride sym_storage_offset is_same_size is_nonzero requires_grad_
-    is_coalesced sparse_dim dense_dim _nnz _indices _values indices values _coalesced_ coalesced_
-    _cudnn_rnn_flatten_weight _sparse_coo_tensor_with_dims_and_tensors
-    _sparse_coo_tensor_with_dims
-    record_stream result_type broadcast_tensors _has_compatible_shallow_copy_type _assert_async
-    _assert_tensor_metadata output_nr resolve_conj resolve_neg real imag _conj
-    profiler::_record_function_enter
-    profiler::_record_function_enter_new profiler::_record_function_exit prims::device_of
-"""
-
-_POINTWISE = """
-    add sub rsub mul div true_divide floor_divide remainder fmod pow neg reciprocal sqrt rsqrt exp
-    exp2 expm1 log log2 log10 log1p abs sign sgn floor ceil round trunc frac sin cos tan asin acos
-    atan atan2 sinh cosh tanh asinh acosh atanh erf erfc erfinv sigmoid logit relu relu6 gelu silu
-    mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid softplus softshrink hardshrink
-    threshold clamp clamp_min clamp_max clip minimum maximum fmin fmax lerp addcmul addcdiv lgamma
-    digamma xlogy hypot copysign nan_to_num bitwise_and bitwise_or bitwise_xor bitwise_not
-    __and__ __or__ __xor__ diff
-    bitwise_left_shift bitwise_right_shift square
-    threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward
-    leaky_relu_backward hardtanh_backward hardswish_backward hardsigmoid_backward mish_backward
-    softplus_backward logit_backward native_dropout_backward _fused_dropout _masked_scale
-    masked_scale mse_loss_backward smooth_l1_loss_backward
-    huber_loss_backward kl_div_backward prelu _prelu_kernel
-    _prelu_kernel_backward rrelu_with_noise glu_backward polar complex flip roll rot90 tril triu
-    repeat repeat_interleave tile reflection_pad1d reflection_pad2d replication_pad2d pixel_shuffle
-    glu log_sigmoid_forward log_sigmoid_backward
-    pixel_unshuffle channel_shuffle upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
-    upsample_nearest1d upsample_nearest3d upsample_nearest2d_backward upsample_bilinear2d_backward
-    _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d im2col col2im slice_backward
-    select_backward unfold_backward diagonal_backward as_strided_scatter slice_scatter
-    select_scatter expand_copy view_copy permute_copy transpose_copy _weight_norm_interface
-    _weight_norm_interface_backward special_expit special_erf sinc deg2rad logaddexp ldexp
-    _amp_update_scale_ float_power isposinf isneginf renorm addr heaviside conj_physical
-    fake_quantize_per_tensor_affine fake_quantize_per_tensor_affine_cachemask
-    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
-    fake_quantize_per_channel_affine_cachemask
-    hardshrink_backward softshrink_backward rrelu_with_noise_backward i0 special_i0e special_i1
-    special_i1e special_log_ndtr special_ndtri polygamma diag_embed masked_scatter_backward
-    reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward
-    replication_pad1d replication_pad3d replication_pad1d_backward replication_pad2d_backward
-    replication_pad3d_backward angle logaddexp2 igamma igammac linalg_cross special_entr
-    special_xlog1py special_zeta special_erfcx bucketize searchsorted poisson binomial
-    _standard_gamma _standard_gamma_grad _dirichlet_grad _sample_dirichlet
-    multi_margin_loss_backward multilabel_margin_loss_backward grid_sampler_2d_backward
-    grid_sampler_3d_backward cudnn_grid_sampler_backward cudnn_affine_grid_generator
-    cudnn_affine_grid_generator_backward _upsample_nearest_exact1d _upsample_nearest_exact2d
-    _upsample_nearest_exact3d _upsample_nearest_exact1d_backward
-    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_linear1d
-    upsample_linear1d_backward
-    upsample_nearest1d_backward upsample_nearest3d_backward upsample_bicubic2d_backward
-    upsample_trilinear3d upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward
-    _upsample_bicubic2d_aa_backward grid_sampler_3d cudnn_grid_sampler
-"""
-
-_PREDICATES = """
-    eq ne lt le gt ge isnan isinf isfinite logical_and logical_or logical_xor logical_not isclose
-    not_equal less less_equal greater greater_equal signbit isin
-"""
-
-_REDUCTIONS = """
-    sum mean nansum prod max min amax amin aminmax argmax argmin any all norm linalg_vector_norm var
-    std var_mean std_mean logsumexp count_nonzero median mode nanmean equal native_norm
-    bincount histc _is_all_true _is_any_true
-"""
-
-_LOSSES = """
-    dot vdot multi_margin_loss multilabel_margin_loss_forward trace
-"""
-
-_FILLED = """
-    zeros_like ones_like full_like rand_like randn_like randint_like arange rand
-    randn randint randperm linspace new_zeros new_ones new_full scalar_tensor tril_indices
-    triu_indices zeros ones full eye bernoulli multinomial normal hann_window
-"""
-
-_LIST_STEPS = """
-    add sub mul div sqrt neg exp log abs reciprocal rsqrt addcmul addcdiv lerp maximum minimum
-    clamp_min clamp_max copy_ zero_ pow sign tanh sigmoid floor ceil round trunc acos asin atan cos
-    cosh erf erfc expm1 frac lgamma log10 log1p log2 sin sinh tan
-"""
-
-_SCANS = """
-    fbgemm::asynchronous_complete_cumsum fbgemm::asynchronous_exclusive_cumsum
-    fbgemm::asynchronous_inclusive_cumsum
-"""
-
-_SCATTERED = """
-    scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce
-"""
-
-_POOLED = """
-    max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d adaptive_max_pool2d
-    _adaptive_avg_pool2d _adaptive_avg_pool3d
-"""
-
-_APEX = """
-    apex::multi_tensor_adam apex::multi_tensor_sgd apex::multi_tensor_scale
-    apex::multi_tensor_axpby apex::multi_tensor_l2norm apex::multi_tensor_lamb
-    apex::multi_tensor_lion
-"""
-
-_FUSED_SOFTMAX = """
-    scaled_softmax scaled_masked_softmax scaled_upper_triang_masked_softmax
-"""
-
-_STREAMING_LIBRARIES = """
-    fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged
-    _jagged_to_padded_dense_forward _padded_dense_to_jagged_forward
-    _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo
-    fbgemm::block_bucketize_sparse_features
-    xentropy::forward xentropy::backward
-    flash_attn::apply_rotary flash_attn::cross_entropy_fwd flash_attn::cross_entropy_bwd
-    bitsandbytes::quantize_blockwise bitsandbytes::dequantize_blockwise
-    bitsandbytes::quantize_4bit bitsandbytes::dequantize_4bit
-    _C::rotary_embedding _C::static_scaled_fp8_quant _C::silu_and_mul
-"""
-"""Kernels of libraries that go through their tensors once."""
-
 TABLE: Mapping[str, Rule] = {
-    **_served(_NOTHING, streams.nothing),
+    **_served(NOTHING, streams.nothing),
     # Matrix products.
     **_served("mm", products.mm),
     **_served("addmm _addmm_activation", products.addmm),
@@ -348,7 +240,7 @@ TABLE: Mapping[str, Rule] = {
         f"apex::{name}_{end}": norms.softmax(
             backward=end == "bwd", fused=True, causal="triang" in name
         )
-        for name in _FUSED_SOFTMAX.split()
+        for name in FUSED_SOFTMAX.split()
         for end in ("fwd", "bwd")
     },
     **_served("nll_loss_forward nll_loss2d_forward", norms.loss),
@@ -396,14 +288,14 @@ TABLE: Mapping[str, Rule] = {
     **_served("_C_cache_ops::reshape_and_cache_flash", streams.key_values),
     **_served("fill_ zero_ random_ uniform_ normal_ bernoulli_ exponential_ fill", streams.fill),
     **_served("log_normal_ cauchy_ geometric_", streams.fill),
-    **_served(_FILLED, streams.fill_result),
-    **_served(_POINTWISE, streams.elementwise),
-    **_served(_PREDICATES, streams.predicate),
+    **_served(FILLED, streams.fill_result),
+    **_served(POINTWISE, streams.elementwise),
+    **_served(PREDICATES, streams.predicate),
     **_served("where masked_fill masked_scatter", streams.masked),
-    **_served(_REDUCTIONS, streams.reduction),
-    **_served(_LOSSES, streams.reduction_to_scalar),
+    **_served(REDUCTIONS, streams.reduction),
+    **_served(LOSSES, streams.reduction_to_scalar),
     **_served("cumsum cumprod logcumsumexp cummax cummin", streams.scan),
-    **_served(_SCANS, streams.cumulated),
+    **_served(SCANS, streams.cumulated),
     **_served("fbgemm::bounds_check_indices", streams.index_checks),
     **_served(
         "fbgemm::permute_2D_sparse_data fbgemm::permute_sparse_data "
@@ -422,15 +314,15 @@ TABLE: Mapping[str, Rule] = {
     **_served("index_select index", indexing.index_select),
     **_served("nonzero", indexing.nonzero),
     **_served("gather take_along_dim take", indexing.gather),
-    **_served(_SCATTERED, indexing.scatter),
+    **_served(SCATTERED, indexing.scatter),
     **_served("_index_put_impl_ index_put _unsafe_index_put", indexing.index_put),
     **_served("sort argsort msort unique _unique2 unique_consecutive", indexing.sort),
     **_served("_coalesce", embeddings.sparse_coalesced),
     **_served("_sparse_mm", embeddings.sparse_product),
     **_served("cusparse::spmm", embeddings.compressed_product),
     **_served("topk kthvalue", indexing.topk),
-    **_served(_POOLED, streams.pooling),
-    **dict.fromkeys([f"{name}_backward" for name in _names(_POOLED)], streams.pooling_backward),
+    **_served(POOLED, streams.pooling),
+    **dict.fromkeys([f"{name}_backward" for name in _names(POOLED)], streams.pooling_backward),
     # Factorizations of matrices.
     **_served("linalg_cholesky_ex", factorizations.cholesky),
     **_served("linalg_qr", factorizations.qr),
@@ -449,12 +341,12 @@ TABLE: Mapping[str, Rule] = {
     **_served("_ctc_loss", recurrent.ctc),
     **_served("_ctc_loss_backward", recurrent.ctc_backward),
     # Lists of tensors: optimizers, unscaling.
-    **{f"aten::_foreach_{name}": optimizers.each for name in _LIST_STEPS.split()},
+    **{f"aten::_foreach_{name}": optimizers.each for name in LIST_STEPS.split()},
     **_served("_foreach_norm", optimizers.each_norm),
     **_served("_amp_foreach_non_finite_check_and_unscale_", optimizers.each),
     **_served("_fused_adam_ _fused_adamw_", optimizers.fused(4)),
     **_served("_fused_sgd_ _fused_adagrad_", optimizers.fused(3)),
-    **_served(_APEX, optimizers.multi_tensor),
+    **_served(APEX, optimizers.multi_tensor),
     **_served(
         "bitsandbytes::optimizer_update_8bit_blockwise bitsandbytes::optimizer_update_32bit",
         optimizers.of_one_tensor,
@@ -477,44 +369,12 @@ TABLE: Mapping[str, Rule] = {
         streams.by_bytes,
     ),
     "run_fused_kernel": streams.elementwise,  # of TorchScript's fusers
-    **_served(_STREAMING_LIBRARIES, streams.by_bytes),
+    **_served(STREAMING_LIBRARIES, streams.by_bytes),
 }
 """Rules by the operator's name."""
 
 _EMBEDDING_BACKWARD = ("torch::autograd::CppNode<SplitLookupFunction", "SplitLookupFunction")
 _PERMUTE_BACKWARD = "torch::autograd::CppNode<fbgemm_gpu::PermutePooledEmbsFunction"
-
-COLLECTIVES: Mapping[str, str] = {
-    "allreduce_": "all_reduce", "all_reduce": "all_reduce", "allreduce_coalesced_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce", "broadcast_": "broadcast", "broadcast": "broadcast",
-    "_allgather_base_": "all_gather", "allgather_": "all_gather",
-    "all_gather_into_tensor": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather", "allgather_coalesced_": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "alltoall_": "all_to_all", "alltoall_base_": "all_to_all", "all_to_all_single": "all_to_all",
-    "reduce_": "reduce", "gather_": "gather", "scatter_": "scatter", "send": "send",
-    "recv_": "recv", "recv_any_source_": "recv", "barrier": "barrier",
-}  # fmt: skip
-"""Operators of ``c10d`` and ``_c10d_functional``, by name → what they communicate."""
-
-_C10D = ("c10d::", "_c10d_functional::", "c10d_functional::", "symm_mem::")
-
-
-def is_collective(name: str) -> bool:
-    """Name of an operator → whether it communicates; such launch no kernel of this table.
-
-    Parameters
-    ----------
-    name : str
-
-    Returns
-    -------
-    bool
-    """
-    return name.startswith(_C10D) or name in ("record_param_comms", "nccl:coalesced")
 
 
 @lru_cache(maxsize=4096)

@@ -261,7 +261,7 @@ def retimed(
 def _numbered(
     program: Program, classes: EquivalenceClasses, times: Mapping[int, RowTimes], comm: Intracomm
 ) -> tuple[list[tuple[int, bool]], Ints]:
-    """Number the distinct tables, equally on all processes.
+    """Number the distinct tables by the first class that has each, equally on all processes.
 
     Returns
     -------
@@ -282,8 +282,10 @@ def _numbered(
     digests = allreduce_sum_words(digests, comm)  # each is known to one process, 0 on the others
     table = program.table[classes.representative].astype(np.uint64)
     key = np.concatenate([table[:, None], digests], axis=1)
-    different, which = np.unique(key, axis=0, return_inverse=True)
-    return [(int(t), bool(a or b)) for t, a, b in different.tolist()], which.reshape(-1)
+    different, first, which = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    found = [(int(t), bool(a or b)) for t, a, b in different[order].tolist()]
+    return found, np.argsort(order)[which.reshape(-1)]
 
 
 def longest_of_members(

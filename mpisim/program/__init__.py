@@ -5,7 +5,8 @@ Read in this order:
 - `table`: `Table`, an ordered list of rows, shared by all ranks that execute the same operations.
 - `program`: `Program`, tables with the ranks bound to them and `Communicators`; `Jitter`, random
   factors on kernels; `gather`, which makes a partial program whole.
-- `builder`: `ProgramBuilder` and `TableBuilder` append row by row; `columns_of` takes arrays.
+- `table_builder`, `builder`: `TableBuilder` appends row by row (`columns_of` takes arrays),
+  `ProgramBuilder` tables, communicators and ranks.
 - `matching`: `check_matching` refuses communications that differ between members.
 - `store`: `save` and `load`, program files (HDF5).
 - `show`, `draw`: a program as text, and as a picture.
@@ -14,11 +15,12 @@ The vocabulary of rows (`Kind`, `Operation`, `Phase`, `Flag`) is that of `mpisim
 """
 
 from ..base.kinds import Flag, Kind, Operation, Phase
-from .builder import Mark, ProgramBuilder, TableBuilder, columns_of
+from .builder import ProgramBuilder
 from .matching import check_matching, signatures
 from .program import KEPT_STEP, Communicators, Jitter, Names, Program, gather
 from .store import load, save
 from .table import COLUMNS, UNPRICED, Table
+from .table_builder import Mark, TableBuilder, columns_of
 
 __all__ = [
     "COLUMNS",

@@ -267,7 +267,7 @@ def _best_so_far(space: SearchSpace, records: Records) -> str:
 
 
 def undecided(space: SearchSpace, records: Records) -> NDArray[np.int64]:
-    """Return the candidates that can still matter, those that could be best first.
+    """Candidates, records → numbers of those that could still be best, the best bound first.
 
     Parameters
     ----------

@@ -224,13 +224,13 @@ def _batches(model: Model, gpus: int) -> Iterator[tuple[dict[str, Any], float]]:
 
 
 def sequences_as_one(model: Transformer) -> int:
-    """Return how many sequences count as one: of short ones the power of two that fits in."""
+    """Model → how many sequences count as one: of short ones the power of two that fits in."""
     length = model.seq_len
     return 1 if length >= SHORT else 1 << (USUAL // length).bit_length() - 1
 
 
 def plan_of_keys(model: Model, keys: Mapping[str, Any], target: PlanTarget) -> Plan:
-    """Return a plan of keys, and of what the profile of the framework adds."""
+    """Keys of a plan → the plan, with what the profile of the framework adds."""
     full = {key if key.startswith("framework.") else f"plan.{key}": keys[key] for key in keys}
     tables = nested(full)
     tables["framework"] = {**target.framework, **tables.get("framework", {})}

@@ -265,7 +265,7 @@ def _least_memory(layout: Layout, cluster: str, gpus: list[Gpu]) -> tuple[int, i
 
 
 def extrapolate_command(space: SearchSpace, number: int) -> list[str]:
-    """Return the command that runs a candidate over a trace of several ranks, in words.
+    """Candidate over a trace of several ranks → the command that runs it, in words.
 
     Parameters
     ----------

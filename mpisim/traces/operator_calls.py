@@ -22,8 +22,8 @@ from ..base.errors import InputError, TraceError
 from ..base.frozen import frozen
 from ..kernels.operations import Gemm, GemmVariant
 from ..operators import Argument, Launched, OperatorCall, TensorSpec, kernels_of
+from ..operators.collectives import is_collective
 from ..operators.streams import column_sums
-from ..operators.table import is_collective
 from ..operators.tensors import all_tensors, numbers, result, torch_dtype
 from .gradients import EVALUATE, Partners, is_backward
 from .host import is_communication_kernel

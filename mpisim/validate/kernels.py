@@ -73,7 +73,7 @@ class KernelErrors:
 def model_maker(
     name: str, calibration: KernelCalibration | None, training: Sequence[MeasuredKernels]
 ) -> ModelMaker:
-    """Return what makes a GPU's kernel model of a kind.
+    """Name of a kernel model, calibration → function that makes it for a GPU.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def _predict(model: KernelModel, rows: MeasuredKernels) -> tuple[np.ndarray, np.
 
 
 def operator(kernel: Kernel, op: str) -> str:
-    """Return what a kernel is called in tables of errors, given its author's name.
+    """Kernel, its author's name → name of the operator in tables of errors.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def tabulate(found: KernelErrors) -> dict[str, dict[str, Figures]]:
 
 
 def group_figures(errors: np.ndarray, covered: np.ndarray) -> Figures:
-    """Return the figures of a group of rows.
+    """Errors of a group of rows → their summary, bias and share in the interval.
 
     Parameters
     ----------

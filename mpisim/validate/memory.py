@@ -273,7 +273,7 @@ def _details(rows: Sequence[MemoryRow]) -> str:
 
 
 def as_json(rows: Sequence[MemoryRow]) -> dict[str, Any]:
-    """Return all figures, ready for JSON.
+    """Compared rows of memory → JSON.
 
     Parameters
     ----------

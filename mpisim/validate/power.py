@@ -117,7 +117,7 @@ def render(rows: Sequence[PowerRow]) -> str:
 
 
 def as_json(rows: Sequence[PowerRow]) -> list[dict[str, Any]]:
-    """Return all figures, ready for JSON.
+    """Compared rows of power → JSON.
 
     Parameters
     ----------

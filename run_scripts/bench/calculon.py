@@ -5,7 +5,7 @@
     [mpirun -n 2] .venv/bin/python run_scripts/bench/calculon.py [MODEL] [--nodes N] [--batch N]
     .venv/bin/python run_scripts/bench/calculon.py MODEL --nodes 512 --batch 4096 --closed-form
 
-A model on nodes of 8 A100 80 GB. Calculon is its closed form (tests/reference/calculon.py has
+A model on nodes of 8 A100 80 GB. Calculon is its closed form (calculon_formulas.py has
 source, commits and what is left out) with its own `systems/a100_80g.json`; mpisim has its own
 dgx-a100. Both vary tp, pp, interleaving, micro-batch, recomputation, sharding of the optimizer,
 sequence parallelism, overlap of tensor and of data parallelism. Only Calculon varies offloading,
@@ -22,12 +22,19 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import sys
 import time
 from math import inf
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from calculon_formulas import count, divisors, estimate, executions
+from calculon_inputs import (
+    A100,
+    GPT3_175B,
+    MEGATRON_1T,
+    TURING_530B,
+    Application,
+    Execution,
+)
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
@@ -36,18 +43,6 @@ from mpisim.prediction.extrapolation import step_time
 from mpisim.search import answer, explore, read_search
 from mpisim.search.answer import answer_lines
 from mpisim.search.records import Status
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-
-from reference.calculon import count, divisors, estimate, executions
-from reference.calculon_inputs import (
-    A100,
-    GPT3_175B,
-    MEGATRON_1T,
-    TURING_530B,
-    Application,
-    Execution,
-)
 
 MODELS = {"gpt3-175b": GPT3_175B, "gpt3-530b": TURING_530B, "gpt3-1t": MEGATRON_1T}
 """Presets of mpisim → Calculon's gpt3-175B, turing-530B, megatron-1T."""

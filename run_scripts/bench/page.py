@@ -22,7 +22,6 @@ import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(REPOSITORY / "tests"))
 
 MPISIM = (sys.executable, "-m", "mpisim")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
@@ -60,7 +59,7 @@ def main() -> None:
 
 def made(folder: Path) -> list[tuple[str, Path, float | None]]:
     """Folder → pages made in it: (name, file, seconds that packing took or None)."""
-    from pages import pipeline
+    from made_up_pages import pipeline
 
     from mpisim.page.html import page_html
 

@@ -4,7 +4,7 @@
     source run_scripts/env.sh
     [mpirun -n 2] .venv/bin/python run_scripts/bench/search_spaces.py [--spaces N] [--first SEED]
 
-Each space is drawn by its number (`tests/random_spaces.py` has what is drawn: models, clusters,
+Each space is drawn by its number (`random_spaces.py` has what is drawn: models, clusters,
 frameworks, keys of plans, objectives, limits, jobs, prices, slow GPUs). It is searched with rounds
 of two to eight candidates, and each of its candidates is simulated as `mpisim run` does it. Lost is
 an answer whose best, front, or best of each value is worse than that of all candidates by more than
@@ -21,17 +21,13 @@ import argparse
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from random import Random
 
 import numpy as np
 from mpi4py import MPI
+from random_spaces import brute_force, losses, random_space, searched
 
 from mpisim.search.records import Status
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-
-from random_spaces import brute_force, losses, random_space, searched
 
 
 def main() -> int:

@@ -165,7 +165,7 @@ def batches(
 def select(
     batches: Iterable[Batch], *, split: str = "all", grades: Iterable[str] = ()
 ) -> list[Batch]:
-    """Return the batches of a half (``"all"``: both) and of some grades (none named: all).
+    """Batches, half, grades → batches of these; ``"all"``: both halves; no grade: all.
 
     Parameters
     ----------

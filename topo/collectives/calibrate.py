@@ -123,7 +123,7 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, OwnerCa
 def error_bins(
     unseen: Sequence[tuple[Batch, NDArray[np.float64]]], wider: Sequence[ErrorBin]
 ) -> tuple[ErrorBin, ...]:
-    """Return errors by decade of the size.
+    """Errors of rows → errors by decade of the size.
 
     The 90th percentile is of the rows of a decade and its two neighbours: a decade alone may be of
     three rows. And few set-ups left out say little of the next one, however many their rows: the
@@ -167,7 +167,7 @@ def _units(unseen: Sequence[tuple[Batch, NDArray[np.float64]]]) -> list[str]:
 
 
 def with_wider_errors(own: Iterable[ErrorBin], wider: Iterable[ErrorBin]) -> tuple[ErrorBin, ...]:
-    """Return an owner's errors, those of the wider owner where it has no rows of a decade.
+    """An owner's errors, the wider owner's → its own, the wider's where a decade has no rows.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def with_wider_errors(own: Iterable[ErrorBin], wider: Iterable[ErrorBin]) -> tup
 
 
 def rounded_numbers(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return fitted numbers as the file shows them."""
+    """Fitted numbers → as the file shows them."""
     return {name: float(f"{value:.4g}") for name, value in numbers.items()}
 
 
@@ -196,7 +196,7 @@ def _digits(value: float) -> float:
 
 
 def source_repositories(batches: Sequence[Batch]) -> str:
-    """Return the repositories that rows come from."""
+    """Batches → repositories that their rows come from."""
     sources = {row.source.split("#")[0] for each in batches for row in each.rows[:1]}
     return ", ".join(sorted({_repository(each) for each in sources if each}))
 
@@ -208,7 +208,7 @@ def _repository(source: str) -> str:
 
 
 def one_platform(measured: Sequence[Batch]) -> str | None:
-    """Return the name of the platform of some batches, if it is a single one.
+    """Batches → name of their platform, if it is a single one.
 
     Outputs of nccl-tests on GPUs of one name are of one, though those of a single node do not say
     what the network is.

@@ -384,7 +384,7 @@ def _covers(calibration: CollectiveCalibration, owner: str, regime: Regime) -> b
 
 
 def user_platform_of(calibration: CollectiveCalibration, owners: Iterable[str]) -> str | None:
-    """Return the user's own platform of a calibration that serves a machine, if one does.
+    """Calibration, owners → the user's own platform that serves a machine, if one does.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ Logs = NDArray[np.float64]
 
 
 def cauchy_residuals(errors: Logs) -> Logs:
-    """Return residuals whose squares are the Cauchy loss of some log errors.
+    """Log errors → residuals whose squares are their Cauchy loss.
 
     S² log(1 + (e / S)²), with S = `CAUCHY_SCALE`, is what errors cost that scatter by about S, with
     some rows far off (Student's distribution of one degree of freedom). Single sizes take many
@@ -174,7 +174,7 @@ def training_batches(owner: str, training: Iterable[Batch]) -> list[Batch]:
 def log_errors(
     form: CostFormula, batch: Batch, numbers: Mapping[str, float]
 ) -> NDArray[np.float64]:
-    """Return log(predicted / measured) of every row.
+    """Form, batch, numbers → log(predicted / measured) of every row.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def cross_validate(
     owner: str = ANY,
     free: Sequence[str] | None = None,
 ) -> list[tuple[Batch, NDArray[np.float64]]]:
-    """Return the errors of rows left out of a fit, a fifth at a time.
+    """Batches → errors of rows that a fit left out, a fifth at a time.
 
     Of several platforms whole ones are left out, like a machine that was not measured; of a single
     one set-ups, with their repetitions. Only the numbers in `free` are fitted

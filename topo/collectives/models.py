@@ -158,12 +158,12 @@ Raises InputError where it covers the batch not."""
 
 @cache
 def formula_of(library: str) -> CostFormula:
-    """Return the formula of a measurement: NCCL's, or that of a DeepEP kernel."""
+    """Library of a measurement → its formula: NCCL's, or that of a DeepEP kernel."""
     return DeepEpFormula() if library.startswith(DEEPEP) else NcclFormula()
 
 
 def fitted_formula(batch: Batch, calibration: CollectiveCalibration) -> FittedFormula:
-    """Return the calibrated model of a batch's platform.
+    """Batch, calibration → calibrated model of its platform.
 
     Parameters
     ----------

@@ -188,7 +188,7 @@ def definitions() -> dict[str, Definition]:
 
 
 def fabric_of(words: str) -> str:
-    """Return the kind of a fabric.
+    """Words of a row → kind of its fabric.
 
     Examples
     --------
@@ -288,7 +288,7 @@ def _with_nics(system: System, words: str) -> System:
 
 
 def bundled(system: System) -> System:
-    """Return the same with no more NICs than GPUs: several small ones a GPU are one to NCCL."""
+    """System → the same with no more NICs than GPUs: several small ones are one to NCCL."""
     if system.nics <= system.gpus_per_node:
         return system
     rate = system.nic_bandwidth * system.nics / system.gpus_per_node
@@ -296,7 +296,7 @@ def bundled(system: System) -> System:
 
 
 def shape_of(row: Measurement, platform: Platform) -> Shape:
-    """Return the geometry of a measurement's group.
+    """Row, platform → geometry of the measurement's group.
 
     Parameters
     ----------
@@ -379,7 +379,7 @@ def _platform_on(row: Measurement, cluster: Cluster) -> Platform:
 
 
 def owners_behind(platform: Platform) -> tuple[str, ...]:
-    """Return the owners behind a platform: its own, its family, its architecture, all machines."""
+    """Platform → owners of constants: its own, its family, its architecture, all machines."""
     vague = (f"{platform.arch}-none", f"{platform.arch}-unknown")
     alone = not platform.system.nics
     wide = [each for each in (platform.name, platform.family) if alone or each not in vague]

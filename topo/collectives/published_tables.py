@@ -47,7 +47,7 @@ class TableFormat(NamedTuple):
 
 
 def curve_name(row: CsvRow) -> str:
-    """Return the identity of a curve of nccl-tests' from a row of it, or of the file of grades."""
+    """Row of nccl-tests, or of the file of grades → identity of its curve."""
     notes = "" if row["notes"].startswith("median of") else row["notes"].strip()
     source = row["source"].split("#")[0]
     group = f"{row.whole('num_gpus')} GPUs on {row.whole('num_nodes')} nodes"

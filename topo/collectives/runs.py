@@ -196,7 +196,7 @@ class RunOverrides:
 
 
 def measurements(run: Run, overrides: RunOverrides) -> Iterator[Measurement | str]:
-    """Yield the measurement of each row, or why it is left out.
+    """Rows → the measurement of each, or why it is left out.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ MIN_EFFECT = 0.1
 
 
 def bottleneck_of(nccl: Nccl, operation: Operation, bytes: int, shape: Shape) -> str:
-    """Return the bottleneck of a communication, with NCCL's choice held.
+    """Communication → its bottleneck, with NCCL's choice held.
 
     Parameters
     ----------

@@ -137,7 +137,7 @@ def architectures() -> tuple[str, ...]:
 
 @cache
 def nccl_constants(arch: str, version: tuple[int, ...]) -> NcclConstants:
-    """Return the constants for a kind of GPU in a version of NCCL.
+    """Architecture of a GPU, version of NCCL → constants of NCCL's tuning.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def _in_version(
 
 
 def in_version(history: list[dict[str, Any]], version: tuple[int, ...]) -> dict[str, Any]:
-    """Return the last entry of a history that is not newer than a version, or the first.
+    """History, version → its last entry that is not newer than the version, or the first.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ class System:
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """Return a version as numbers.
+    """Version of NCCL as text → as numbers.
 
     Examples
     --------

@@ -235,7 +235,7 @@ def tuner_bandwidth(
 
 
 def max_ll_bandwidth(shape: Shape, system: System, constants: NcclConstants) -> float:
-    """Return the highest bandwidth of LL, which spends half of what it moves on flags.
+    """Shape, system → highest bandwidth of LL, which spends half of what it moves on flags.
 
     Parameters
     ----------

@@ -222,7 +222,7 @@ def _even_shares(busy: NDArray[np.float64]) -> list[float]:
 
 
 def bytes_along_axes(subgrid: Subgrid, order: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Return the bytes each member sends along each axis in a reduce-scatter of one byte.
+    """Subgrid, order → bytes a member sends along each axis in a reduce-scatter of one byte.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def bytes_along_axes(subgrid: Subgrid, order: tuple[int, ...]) -> list[tuple[int
 
 
 def rings_along(members: Ranks, subgrid: Subgrid, axis: int) -> list[tuple[Ranks, Ranks]]:
-    """Return the rings along an axis, one row a ring.
+    """Subgrid, axis → rings along it, one row a ring.
 
     Parameters
     ----------

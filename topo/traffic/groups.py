@@ -142,7 +142,7 @@ def shapes_of(
     system: NodeCounts,
     arranged: Sequence[Arrangement] | None = None,
 ) -> tuple[Ints, list[Shape]]:
-    """Return the `Shape` of each communicator, each distinct shape once.
+    """Communicators → `Shape` of each, each distinct shape once.
 
     Parameters
     ----------

@@ -41,12 +41,12 @@ _LATENCY_NAME = {
 
 
 def link_latency(topology: Topology) -> Ints:
-    """Return each link's latency, shape (n_links + 1,), in 1e-3 ps; see `excess_latency`."""
+    """Topology → latency of each link, shape (n_links + 1,), in 1e-3 ps."""
     return _thousandths_of_ps(topology.latency * topology.share)
 
 
 def excess_latency(topology: Topology) -> Ints:
-    """Return each link's latency beyond what NCCL's constants hold, in 1e-3 ps.
+    """Topology → latency of each link beyond what NCCL's constants hold, in 1e-3 ps.
 
     These hold the links of nodes, a NIC at each end and one switch. Where a flow is spread over
     parallel links each counts for its part.

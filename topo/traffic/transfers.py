@@ -224,7 +224,7 @@ PAIRWISE_OPERATIONS = (
 
 
 def members_by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
-    """Return the members of each node, nodes in the order in which they appear in the group.
+    """Group → members of each node, nodes in the order in which they appear in it.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def members_by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
 
 
 def path_through(nodes: Sequence[Ranks], channel: int) -> Ranks:
-    """Return the members of all nodes, one node after another, each entered at some member.
+    """Nodes, channel → all members, node after node, each entered at the channel's member.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ def path_through(nodes: Sequence[Ranks], channel: int) -> Ranks:
 
 
 def channel_count(nodes: list[Ranks]) -> int:
-    """Return the number of channels between nodes: one a member of each node."""
+    """Nodes → number of channels between them: one a member of each node."""
     return min(len(ranks) for ranks in nodes) if len(nodes) > 1 else 1
 
 
@@ -429,7 +429,7 @@ def _between_trees(nodes: list[Ranks]) -> list[Transfers]:
 
 
 def double_tree(n: int) -> NDArray[np.int64]:
-    """Return the edges (child, parent) of NCCL's two binary trees over n nodes, shape (2n - 2, 2).
+    """n nodes → edges (child, parent) of NCCL's two binary trees, shape (2n - 2, 2).
 
     The second is the mirror of the first where n is even, and shifted by one where it is odd, so
     that (almost) no rank is an inner node of both (nccl, src/graph/trees.cc; Sanders, Speck, Träff

@@ -15,9 +15,9 @@ Read in this order:
 - `multi_tensor`, `norms`: kernels that several libraries have.
 - `flash_attention`, `apex`, `deepspeed`, `deep_ep` with `deep_ep_streams` and
   `deep_ep_low_latency`: a library each.
-- `fp8`, `products`, `linears`, `experts`, `context_exchange`, `dot_product_attention`,
-  `transformer_layers`, `whole_layers`, `transformer_engine`: Transformer Engine, the last with the
-  names that programs import.
+- `fp8`, `products`, `linears`, `split_parameters`, `experts`, `context_exchange`,
+  `dot_product_attention`, `transformer_layers`, `whole_layers`, `transformer_engine`: Transformer
+  Engine, the last with the names that programs import.
 - `after_import`: what is changed in libraries that run as they are installed.
 - `install`: all of them, in place.
 """

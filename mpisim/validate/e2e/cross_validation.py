@@ -274,7 +274,7 @@ def sufficient_error(
     inputs: Sequence[float],
     sources: Sequence[str] | None = None,
 ) -> float:
-    """Return the least error of the model with which intervals hold 90 % of rows.
+    """Residuals → least error of the model with which intervals hold 90 % of rows.
 
     Parameters
     ----------

@@ -182,14 +182,14 @@ def covered(step: Linear, constants: StepConstants) -> bool:
 
 
 def kind_in(name: str) -> str:
-    """Return the kind of a constant, by its name."""
+    """Name of a constant → its kind."""
     found = parse_constant_name(name)
     assert found is not None
     return found[0]
 
 
 def names_in(name: str, framework: str) -> tuple[str, ...]:
-    """Return the constants that multiply what depends on a name: its own, and the framework's.
+    """Name, framework → constants that multiply what depends on it: its own, the framework's.
 
     Parameters
     ----------

@@ -115,7 +115,7 @@ def render(rows: Sequence[JudgedRow], *, details: bool = False) -> str:
 
 
 def as_json(rows: Sequence[JudgedRow]) -> dict[str, Any]:
-    """Return all verdicts, ready for JSON.
+    """Rows with their verdicts → JSON.
 
     Parameters
     ----------

@@ -397,7 +397,7 @@ NUMBERS = ("seconds", "before_optimizer", "inputs")
 
 
 def digest(mapped: Mapped, every: bool) -> str:
-    """Return the digest of a row's experiment, by which its outcome is stored.
+    """Row → digest of its experiment, the key under which its outcome is stored.
 
     Parameters
     ----------
@@ -412,7 +412,7 @@ def digest(mapped: Mapped, every: bool) -> str:
 
 
 def outcome_as_json(mapped: Mapped, outcome: PredictedStep, every: bool) -> dict[str, Any]:
-    """Return an outcome as a table of JSON.
+    """Row, outcome → table of JSON.
 
     Parameters
     ----------

@@ -219,7 +219,7 @@ class Settings:
 
 @cache
 def settings() -> Settings:
-    """Return what comes with mpisim."""
+    """``data/validation/e2e.toml`` → the settings that come with mpisim."""
     return build(Settings, packaged(FILE), FILE)
 
 

@@ -6,8 +6,8 @@
 
 Read in this order; every module uses those before it alone:
 
-`shapes`
-    What a model's dimensions become on one rank.
+`shapes`, `attention_shape`
+    What a model's dimensions become on one rank; those of one attention call.
 `module_options`
     Recomputation and CUDA graphs of single modules of a layer.
 `autocast`

@@ -20,11 +20,12 @@ from ...experiment.transformer import RELATIVE_BUCKETS
 from ...kernels.operations import BYTES, Elementwise
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Task
+from .attention_shape import AttentionShape
 from .core_attention import core_attention
 from .module_options import recompute_module
 from .pointwise import branch, broadcast, dropout_add, elementwise, norm, rotary_kernels
 from .precision import accumulate_gradient
-from .shapes import AttentionShape, Shapes
+from .shapes import Shapes
 from .tensor_parallel import column_linear, linear, row_linear, separate_linears, tp_collective
 
 __all__ = ["cross_attention", "relative_bias", "self_attention"]

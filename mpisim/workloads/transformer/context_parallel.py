@@ -34,8 +34,8 @@ from mpisim.kernels.operations import BYTES, Elementwise
 from ...base.frozen import frozen
 from ...program import Operation
 from ..operators import Communicate, Compute, Task
+from .attention_shape import AttentionShape
 from .pointwise import elementwise
-from .shapes import AttentionShape
 
 __all__ = ["CONTEXT_PARALLEL", "SpreadAttention"]
 

@@ -19,9 +19,10 @@ from typing import NamedTuple
 from mpisim.kernels.operations import BYTES, Attention, Gemm, GemmVariant, Precision, Softmax
 
 from ..operators import Compute, Operator, Task
+from .attention_shape import AttentionShape
 from .context_parallel import CONTEXT_PARALLEL, SpreadAttention
 from .pointwise import FP32, MASK_BYTES, broadcast, dropout_kernels, elementwise, widened
-from .shapes import AttentionShape, Shapes
+from .shapes import Shapes
 
 __all__ = ["core_attention"]
 

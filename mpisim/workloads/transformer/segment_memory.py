@@ -22,9 +22,10 @@ from dataclasses import replace
 from mpisim.kernels.operations import Copy, Embedding, Gemm, Softmax
 
 from ..operators import Await, Compute, Operator, Parameter, Task
+from .attention_shape import AttentionShape
 from .pointwise import MASK_BYTES, dropout, dropout_add, elementwise, norm
 from .precision import accumulate_gradient
-from .shapes import AttentionShape, Shapes
+from .shapes import Shapes
 from .tensor_parallel import column_linear, linear, row_linear
 
 __all__ = ["clustered_embedding", "clustered_scores", "memory_attention"]

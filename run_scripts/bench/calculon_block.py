@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from .calculon_inputs import A100, BYTES, Application, Execution, System, rate
+from calculon_inputs import A100, BYTES, Application, Execution, System, rate
 
 __all__ = ["FORWARD", "INPUTS", "WEIGHTS", "Block", "block_of"]
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from .calculon_block import FORWARD, INPUTS, WEIGHTS, Block, block_of
-from .calculon_inputs import A100, BYTES, Application, Execution, Network, fits_networks, rate
+from calculon_block import FORWARD, INPUTS, WEIGHTS, Block, block_of
+from calculon_inputs import A100, BYTES, Application, Execution, Network, fits_networks, rate
 
 __all__ = ["Estimate", "count", "divisors", "estimate", "executions"]
 

@@ -1,6 +1,6 @@
 """The fault table → docs/reliability.md: what every bad input, killed rank and full disk ends in.
 
-    python run_scripts/fault_table.py [--mpi NAME …] [--processes N …] [--check]
+    python tests/fault_table.py [--mpi NAME …] [--processes N …] [--check]
 
 Cases stand in ``tests/fault_cases.py``, faults while a command runs in ``tests/fault_events.py``.
 Each case runs on 1, 2 and 4 processes of every MPI that is found: the wheel of Open MPI beside this
@@ -23,12 +23,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fault_cases import CASES, Case
+from fault_events import EVENTS, FaultResult
+
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "tests"))
-
-from fault_cases import CASES, Case  # noqa: E402
-from fault_events import EVENTS, FaultResult  # noqa: E402
-
 PAGE = REPOSITORY / "docs" / "reliability.md"
 TIMEOUT = 30.0
 """Seconds after which a case counts as hung."""
@@ -169,7 +167,7 @@ def _left_behind(folder: Path, before: set[str]) -> str:
 HEAD = """\
 # What goes wrong, and how it ends
 
-This page is written by `python run_scripts/fault_table.py` ({date}; {mpis}).
+This page is written by `python tests/fault_table.py` ({date}; {mpis}).
 A bad input ends with exit code 2 and one line that names file, key or row. A failure at run time
 (a full disk, a rank that died) ends with another code than 0. No file is left half written. This
 holds on every number of processes: {processes}.

@@ -1,4 +1,4 @@
-"""Payloads of report pages for tests: any number of stages, rows, ranks, and names that attack."""
+"""Payloads of report pages for tests: any number of stages, rows, ranks; names that attack."""
 
 from __future__ import annotations
 
