@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_schedules import TIME, simulate, spell
 
-from mpisim.program import Phase
+from mpisim import engine
+from mpisim.base.errors import InputError
+from mpisim.experiment.load import load
+from mpisim.prediction.prepared import prepare
+from mpisim.program import Phase, Program
 from mpisim.schedules import Pipeline, pipeline
+from mpisim.topo import AlphaBeta
 
 
 def test_chimera_by_hand() -> None:
@@ -134,3 +140,78 @@ def test_bubble_of_dualpipe(half: int, more: int, data: st.DataObject) -> None:
     assert idle[half - 1] == idle[half] == max(idle) == (half - 1) * (both + b - 3 * w)
     in_a_v = simulate(pipeline("dualpipe-v", half, p + more, 2), times)
     assert in_a_v[-1] == max(in_a_v) == (half - 1) * (both + b - 3 * w)
+
+
+MIRRORED = ["plan.pp=4", "plan.dp=2", "plan.zero=0", "plan.global_batch=16", "model.layers=8"]
+
+
+@pytest.mark.parametrize("schedule", ["chimera", "dualpipe"])
+@pytest.mark.parametrize("overlap", ["true", "false"])
+def test_gradients_of_both_directions_are_added_up_early_or_at_the_end(
+    schedule: str, overlap: str
+) -> None:
+    """Each chunk's as its last backward ends, in the order of ends; or all of a stage at once."""
+    changes = [*MIRRORED, f"plan.pipeline={schedule}", f"plan.overlap.dp={overlap}"]
+    late, early = (
+        prepare(load("llama3-8b-8-h100", [*changes, f"plan.overlap.mirror={each}"])[1]).program
+        for each in ("false", "true")
+    )
+    pipe = pipeline(schedule, stages=4, micro_batches=8)
+    parts: dict[int, set[int]] = {}  # of the model: bytes of its sums
+    for stage in range(4):
+        (at_end,), table = mirror_rows(late, stage), early.tables[stage]
+        found = mirror_rows(early, stage)
+        assert late.tables[stage].bytes[at_end] == table.bytes[found].sum()
+        ends = last_gradients(pipe, stage)
+        assert len(ends) == len(found) == 2
+        kernels = table.is_device & ~table.is_communication
+        for row, (chunk, micro_batch) in zip(found, ends.items(), strict=True):
+            parts.setdefault(pipe.part(stage, chunk), set()).add(int(table.bytes[row]))
+            assert table.micro_batch[row] == micro_batch
+        # Other passes follow the first of them.
+        behind = table.phase[found[0] :][kernels[found[0] :]]
+        assert (behind != Phase.OPTIMIZER).any()
+    assert all(len(sizes) == 1 for sizes in parts.values())  # both stages of a part agree
+    network = AlphaBeta(latency=1e-6, bandwidth=1e9)
+    times = [
+        max(int(run.rows(i).end.max()) for i in range(early.n_ranks))
+        for run in (engine.simulate(each, network=network) for each in (late, early))
+    ]
+    assert times[1] < times[0]
+
+
+def mirror_rows(program: Program, stage: int) -> np.ndarray:
+    """Rows of a stage's table that add gradients up with the stage of the other direction."""
+    table = program.tables[stage]
+    rank = next(each for each in range(program.n_ranks) if program.table_of(each) is table)
+    mirrored = [
+        slot
+        for slot, number in enumerate(program.slots_of(rank).tolist())
+        if program.communicators.names[number].startswith("mirror")
+    ]
+    return np.flatnonzero(table.is_communication & np.isin(table.slot, mirrored))
+
+
+def last_gradients(pipe: Pipeline, stage: int) -> dict[int, int]:
+    """Chunks of a stage in the order in which their gradients are complete → the micro-batch."""
+    found: dict[int, int] = {}
+    for action in pipe.actions[stage]:
+        if action.phase is not Phase.FORWARD and not action.split:
+            found.pop(action.chunk, None)
+            found[action.chunk] = action.micro_batch
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["plan.pp=2"], "pipeline.schedule = '1f1b' holds no part twice; allowed: 'chimera', 'dua"),
+        (
+            ["plan.pp=2", "plan.pipeline=chimera", "plan.zero=1"],
+            "overlap.mirror is true with zero = 1: whole gradients are added up early",
+        ),
+    ],
+)
+def test_what_is_not_added_up_early(changes: list[str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        load("llama3-8b-8-h100", [*changes, "plan.overlap.mirror=true"])

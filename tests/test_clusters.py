@@ -165,6 +165,16 @@ def test_a_gpu_beside_the_file(own: Path) -> None:
         ("pcie_bandwidth", "# ", r"\[node\] 'pcie_bandwidth' is missing; with kind = 'pcie' it"),
         ("nics = 1", "nics = 0", r"\[node\] 'nic_bandwidth' is given; with nics = 0 it must"),
         ('kind = "pcie"', 'kind = "nvlink"', r"key 'node.kind' is 'nvlink'.*allowed: nvswitch, "),
+        (
+            "nics = 1",
+            "nics = 9999",
+            r"key 'node.nics' is 9999; it must be an integer from 0 to 4096",
+        ),
+        (
+            "nics = 1",
+            "nics = 1\nnuma_nodes = 100",
+            r"key 'node.numa_nodes' is 100; it must be an integer from 1 to 64",
+        ),
         ('"phb"', '"sys"', r"\[node\] 'nic_path' is 'sys', between CPUs; 'numa_nodes' must be"),
         ("nic_efficiency", "# ", r"'fabric.nic_efficiency' is missing"),
         ('kind = "switch"', 'kind = "fat-tree"', r"\[fabric\] 'leaf' is missing; kind = 'fat-"),

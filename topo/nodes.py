@@ -16,7 +16,14 @@ from mpisim.base.schema import Limits, build
 
 __all__ = ["Node", "hop_latency"]
 
-Count = Annotated[int, Limits(least=1)]
+MOST = 4096
+"""Of anything in a node, as of its GPUs."""
+
+MOST_CPUS = 64
+"""Which are joined each to each."""
+
+Count = Annotated[int, Limits(least=1, most=MOST)]
+CountOrNone = Annotated[int, Limits(least=0, most=MOST)]
 
 
 @frozen
@@ -76,16 +83,16 @@ class Node:
     pcie_bandwidth: Quantity | None = None
     host_bandwidth: Quantity | None = None
     cpu: Literal["intel", "amd", "grace", "arm", "power"] = "intel"
-    numa_nodes: Count = 1
+    numa_nodes: Annotated[int, Limits(least=1, most=MOST_CPUS)] = 1
     cores: Quantity | None = None
     clock: Quantity | None = None
     memory: Quantity | None = None
     memory_bandwidth: Quantity | None = None
     socket_bandwidth: Quantity | None = None
     tray: Count | None = None
-    pcie_switches: Annotated[int, Limits(least=0)] | None = None
+    pcie_switches: CountOrNone | None = None
     host_links: Count | None = None
-    nics: Annotated[int, Limits(least=0)] = 0
+    nics: CountOrNone = 0
     nic_bandwidth: Quantity | None = None
     nic_path: Literal["pix", "pxb", "phb", "sys"] = "pxb"
     gpudirect: bool = True

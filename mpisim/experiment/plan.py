@@ -293,6 +293,18 @@ def _check_sizes(plan: Plan) -> None:
             f"'interleaved', or "
             "pp = 1"
         )
+    if plan.overlap.mirror and not schedule.mirrored:
+        mirrored = ", ".join(repr(name) for name, each in SCHEDULES.items() if each.mirrored)
+        raise InputError(
+            f"overlap.mirror is true, but pipeline.schedule = {plan.pipeline.schedule!r} holds no "
+            f"part twice; allowed: {mirrored}"
+        )
+    if plan.overlap.mirror and (plan.zero or plan.ep > 1):
+        key, value = ("zero", plan.zero) if plan.zero else ("ep", plan.ep)
+        raise InputError(
+            f"overlap.mirror is true with {key} = {value}: whole gradients are added up early, "
+            f"those of all layers; allowed: {key} = {0 if plan.zero else 1}"
+        )
     if plan.framework.moe_dispatcher != "all-to-all" and plan.expert_tp > 1:
         raise InputError(
             f"framework.moe_dispatcher is {plan.framework.moe_dispatcher!r} with experts split "

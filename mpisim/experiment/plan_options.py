@@ -280,6 +280,10 @@ class OverlapOptions:
         ``overlap_moe_expert_parallel_comm``).
     moe : bool
         Whether dispatch and combine run beside the shared experts and other micro-batches.
+    mirror : bool
+        Whether, where pipelines of both directions hold every part of the model (schedules chimera
+        and dualpipe), a part's gradients of both are added up as soon as its last backward is done
+        (Chimera's eager gradient synchronization), or all of them after the passes.
     """
 
     dp: bool = True
@@ -291,6 +295,7 @@ class OverlapOptions:
     dgrad: bool = True
     ep: bool = False
     moe: bool = False
+    mirror: bool = False
 
 
 @frozen

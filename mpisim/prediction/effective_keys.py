@@ -186,6 +186,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     ),
     **dict.fromkeys(("plan.sp", "plan.overlap.tp", "plan.overlap.dgrad"), _tensor),
     **dict.fromkeys(("plan.recompute", "framework.kernels"), _transformer),
+    "plan.overlap.mirror": _pipeline,
     "plan.precision.autocast": _autocast,
     "framework.persistent_norms": _fused_norms,
     "framework.attention": _fused_attention,

@@ -321,6 +321,7 @@ def _plan_of_layers(model: Transformer, plan: Plan, grid: Grid) -> Plan:
         zero=zero,
         zero_group=plan.zero_group if zero else None,
         offload=OffloadOptions(),
+        overlap=replace(plan.overlap, mirror=False),
         # With two micro-batches that take turns a plan says which schedule has them.
         vpp=plan.vpp if plan.overlap.ep else 1,
         pipeline=plan.pipeline if plan.overlap.ep else PipelineOptions(),

@@ -41,7 +41,10 @@ from .offloaded_optimizer import (
 )
 from .operators import Communicate, Compute
 
-__all__ = ["OPTIMIZER_STATES", "optimizer_bytes", "write_optimizer"]
+__all__ = ["OPTIMIZER_STATES", "optimizer_bytes", "reduce_mirrored", "write_optimizer"]
+
+MIRRORED = "mirrored gradients"
+"""Port of the sums that `reduce_mirrored` starts."""
 
 FP32 = BYTES["fp32"]
 
@@ -142,6 +145,8 @@ def write_optimizer(
     which : int
         Index into the layout's networks.
     """
+    if layout.experiment.plan.overlap.mirror:
+        block.await_next([block.port(MIRRORED)])
     strategy.before_optimizer(block)
     _reduce_further(block, layout, stage, strategy)
     network = layout.networks[which]
@@ -188,11 +193,31 @@ def write_optimizer(
         _quantise(block, layout.experiment.plan, strategy)
 
 
+def reduce_mirrored(block: BlockBuilder, strategy: Strategy, chunk: int) -> None:
+    """Add up a chunk's gradients with the stage that holds it for the other direction; no waiting.
+
+    Chimera's eager synchronization (arXiv:2107.06925, section 3.2): an all-reduce that does not
+    block begins once the last backward has made them, and runs in what is left of the bubbles. The
+    optimizer waits for it.
+
+    Parameters
+    ----------
+    block : BlockBuilder
+        Of the chunk's last backward, at its end.
+    strategy : Strategy
+    chunk : int
+        Of the stage, from 0.
+    """
+    size = strategy.gradient_size * sum(each.size for each in strategy.parameters[chunk])
+    row = block.launch(_all_reduce("mirror", size, "gradient")) if size else None
+    block.export(MIRRORED, [] if row is None else [row])
+
+
 def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
     """Reduce gradients over ranks that replicate a parameter, other than data-parallel ones."""
     plan, pipeline = layout.experiment.plan, layout.pipeline
     parameters = [each for chunk in strategy.parameters for each in chunk]
-    if pipeline.mirrored and strategy.updated_parameters:
+    if pipeline.mirrored and strategy.updated_parameters and not plan.overlap.mirror:
         # Two stages hold the same layers, one for each direction of the pipeline.
         size = strategy.gradient_size * strategy.updated_parameters
         block.communicate(_all_reduce("mirror", size, "gradient"))

@@ -50,7 +50,7 @@ from .messages import PipelineMessages, messages_of_stage, streams
 from .offloaded_activations import ActivationOffload, LayerCopies
 from .offloaded_checkpoints import CheckpointOffload
 from .operators import BackwardPart, Layer, Operator
-from .optimizer import write_optimizer
+from .optimizer import reduce_mirrored, write_optimizer
 from .pricing import MAX_DURATION, Pricing
 from .recomputation import recomputed_layers, recomputed_operators
 
@@ -154,7 +154,10 @@ class StageWriter:
             order=_forward_order(pipeline.actions[stage]),
             host=host,
         )
-        self._slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **self._strategy.streams})
+        shared = {**streams(plan.overlaps_p2p), **self._strategy.streams}
+        if plan.overlap.mirror:  # behind the sums of the same gradients over data-parallel ranks
+            shared["mirror"] = "dp"
+        self._slots = Slots(groups.sizes, shared)
         # No method of this object: in a cycle its blocks would be kept until garbage is looked for.
         self._builder = partial(BlockBuilder, names, pricing, self._slots)
         self._messages = PipelineMessages(
@@ -325,9 +328,9 @@ class StageWriter:
         return replace(block, first_layer=first)
 
     def _is_written_into(self, what: Pass) -> bool:
-        """Whether data parallelism, or the offload of activations, may write into a pass."""
+        """Whether data parallelism, offload of activations or eager sums may write into a pass."""
         strategy = self._strategy
-        if self._offload is not None:
+        if self._offload is not None or self._mirrors(what):
             return True
         if not strategy.first_and_last_only:
             return True
@@ -368,6 +371,7 @@ class StageWriter:
         def kind(layer: int) -> Hashable:
             writes = into and self._strategy.writes_in_layer(what.chunk, layer, forward=forward)
             writes = writes or (self._offload is not None and self._offload.writes(layer))
+            writes = writes or (layer == 0 and self._mirrors(what))
             return layers[layer].operators, recomputes[layer], layer if writes else -1
 
         order = range(len(layers)) if forward else reversed(range(len(layers)))
@@ -417,6 +421,13 @@ class StageWriter:
         yield from self._gradients(builder, operators[:end], what.part, selective)
         if weights:
             strategy.after_backward(at)
+        if layer == 0 and self._mirrors(what):
+            reduce_mirrored(builder, strategy, what.chunk)
+
+    def _mirrors(self, what: Pass) -> bool:
+        """Whether a pass makes the last gradients of a chunk that are added up at once."""
+        last = what.edge and what.phase is not Phase.FORWARD and what.part != "input"
+        return last and self._plan.overlap.mirror
 
     @property
     def _recomputes_selectively(self) -> bool:
