@@ -91,3 +91,36 @@ def test_matrix_units_of_fp32_take_the_time_of_products() -> None:
         ratios[name] = model.estimate(kernel).duration / model.estimate(product).duration
     assert ratios["mi250x-gcd"] == pytest.approx(1, rel=0.15)
     assert ratios["v100-sxm2-16gb"] < 0.6
+
+
+RESNET_50 = [
+    # Inputs, outputs, side, filter, stride; µs backward, of both gradients. Batch 32.
+    (1024, 256, 14, 1, 1, 613),
+    (256, 1024, 14, 1, 1, 623),
+    (512, 128, 28, 1, 1, 661),
+    (128, 512, 28, 1, 1, 653),
+    (64, 256, 56, 1, 1, 754),
+    (256, 512, 28, 1, 2, 1403),
+    (512, 1024, 14, 1, 2, 1447),
+    (128, 128, 28, 3, 2, 1712),
+    (64, 64, 56, 3, 1, 1092),
+    (128, 128, 28, 3, 1, 712),
+    (256, 256, 14, 3, 1, 573),
+]
+"""cuDNN's kernels in fp32 on a V100 (github:li-plus/playground, pytorch/timeline)."""
+
+
+def test_gradients_in_fp32_take_the_time_of_cudnn() -> None:
+    """Of weights by Winograd's algorithm or slower products; of the input at a stride slower."""
+    model = Analytical(find_gpu("v100-sxm2-32gb"))
+    found = 0.0
+    for inputs, outputs, side, sides, stride, measured in RESNET_50:
+        time = sum(
+            model.estimate(
+                Convolution(32, inputs, outputs, side, side, sides, stride, 1, direction, "fp32")
+            ).duration
+            for direction in ("input", "weight")
+        )
+        assert time / 1e6 == pytest.approx(measured, rel=0.4)
+        found += time / 1e6
+    assert found == pytest.approx(sum(row[-1] for row in RESNET_50), rel=0.1)

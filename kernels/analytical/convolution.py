@@ -18,7 +18,9 @@ f3x2), at half of their peak and with less than half of the multiplications.
 
 The library is expected to choose as in :func:`.tiles.expected_time`. The gradients of the input are
 the same with channels exchanged; those of the weights sum over the pixels, and the sum is cut in
-parts.
+parts. By Winograd's algorithm, F(3 × 3, 4 × 4) (cuDNN's winogradWgradData4x4), they sum over the
+blocks. Measured tables have forward passes alone; on cores, implicit products of weights' gradients
+and of the input's at a stride are slower by factors of recorded kernels (`numbers`).
 """
 
 from __future__ import annotations
@@ -77,7 +79,11 @@ WEIGHT_GRADIENT_TILINGS = tuple(
 LOADING = number("convolution_loading")
 QUANTISATION = number("convolution_quantisation")
 DIRECT_EFFICIENCY = number("direct_convolution_efficiency")
-TF32_WEIGHT_GRADIENT_RATE = number("tf32_weight_gradient_rate")
+WEIGHT_GRADIENT_RATES = {
+    "fp32": number("fp32_weight_gradient_rate"),
+    "tf32": number("tf32_weight_gradient_rate"),
+}
+SCATTERING_RATE = number("scattering_input_gradient_rate")
 
 WINOGRAD_TILE = 4
 WINOGRAD_POINTS = 36
@@ -185,11 +191,15 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
 
     m, n, k = pixels * scattered, made / groups, summed / groups * side * side / scattered
     products = tiled_times(TILINGS, dtype, m, n, k, groups, gpu, **tiles)
+    on_cores = dtype == "fp32" and "winograd" in constants
+    scatters = backward & (stride > 1)
+    if on_cores and any_of(scatters):
+        products = [where(scatters, each / SCATTERING_RATE, each) for each in products]
     if any_of(weight):
         m, n, k = outputs / groups, inputs / groups * side * side, pixels
         gradients = tiled_times(WEIGHT_GRADIENT_TILINGS, dtype, m, n, k, groups, gpu, **tiles)
         both = zip_longest(gradients, products, fillvalue=filled_like(m, UNAVAILABLE))
-        weight_rate = TF32_WEIGHT_GRADIENT_RATE if dtype == "tf32" else 1.0
+        weight_rate = WEIGHT_GRADIENT_RATES.get(dtype, 1.0) if on_cores or dtype == "tf32" else 1.0
         products = [where(weight, each / weight_rate, other) for each, other in both]
     burst = constants["burst"]
     share = gpu.sustained if dtype == "fp32" else gpu.product_clock
@@ -201,11 +211,13 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
         products.append(where(grouped, 2 * pixels * weights / cores, UNAVAILABLE))
 
     winograd, transforms = [], 0.0
-    suits = (side == 3) & (stride == 1) & (groups == 1) & (columns["weight"] == 0)
-    if dtype == "fp32" and "winograd" in constants and any_of(suits):
+    suits = (side == 3) & (stride == 1) & (groups == 1)
+    if on_cores and any_of(suits):
         blocks = batch * ceil(height / WINOGRAD_TILE) * ceil(width / WINOGRAD_TILE)
         tiles["efficiency"] *= constants["winograd"]
-        times = tiled_times(TILINGS, dtype, blocks, made, summed, WINOGRAD_POINTS, gpu, **tiles)
+        # Those of weights sum over the blocks.
+        m, k = where(weight, outputs, blocks), where(weight, blocks, summed)
+        times = tiled_times(TILINGS, dtype, m, made, k, WINOGRAD_POINTS, gpu, **tiles)
         times = [power_throttled(each, burst, share) for each in times]
         winograd = [where(suits, each, UNAVAILABLE) for each in times]
         # Transformed images are written and read once each way, the images themselves once.
