@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import json
 import math
 import shutil
 from collections import Counter
@@ -395,21 +393,6 @@ def test_a_loader_in_the_process_goes_with_samples(resnet: Path) -> None:
 # --- bad input ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("torchrec_dlrm_fp32_v100_4rank/kineto_rank0.json.gz", "communication kernels"),
-        ("resnet50_v100_1gpu_workers0/kineto.json.gz", "--traced-gpu"),
-        ("owlv2_h100_1gpu/kineto.json.gz", "forward pass alone"),
-        ("resnet50_ddp_v100_rank0of8/kineto_rank0.json.gz", "communication kernels"),
-    ],
-)
-def test_what_is_missing_is_said(shared: Path, name: str, said: str) -> None:
-    with pytest.raises(InputError, match=said) as error:
-        read_step(shared / "traces" / name)
-    assert "\n" not in str(error.value)
-
-
 def test_plans_that_do_not_fit(kineto: TracedStep) -> None:
     for plan, said in (
         ({"dq": 2}, "did you mean|unknown key"),
@@ -517,37 +500,3 @@ def test_an_experiment_of_a_trace(
         error = capsys.readouterr().err
         assert wrong in error
         assert error.count("\n") == 1
-
-
-def cut_trace(shared: Path, target: Path, change: Any) -> Path:
-    path = shared / "traces/triosim_vgg13_h100_1gpu/kineto.json.gz"
-    with gzip.open(path, "rt") as file:
-        content = json.load(file)
-    content["traceEvents"] = change(content["traceEvents"])
-    with gzip.open(target, "wt") as file:
-        json.dump(content, file)
-    return target
-
-
-def test_steps_without_marks(resnet: Path, tmp_path: Path) -> None:
-    with gzip.open(resnet, "rt") as file:
-        content = json.load(file)
-    events = content["traceEvents"]
-    content["traceEvents"] = [
-        each for each in events if not str(each.get("name", "")).startswith("ProfilerStep")
-    ]
-    path = tmp_path / "unmarked.json"
-    path.write_text(json.dumps(content))
-    step = read_step(path, gpu="v100-sxm2-32gb")
-    assert "6 steps without marks" in step.notes[0]
-    assert sum(each.elements for each in step.parameters) == 25_557_032
-    assert 0.09 < step.measured / 1e12 < 0.2
-
-
-def test_a_trace_without_gradients(shared: Path, tmp_path: Path) -> None:
-    def without(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [each for each in events if "AccumulateGrad" not in each.get("name", "")]
-
-    path = cut_trace(shared, tmp_path / "cut.json.gz", without)
-    with pytest.raises(InputError, match="which tensors are weights"):
-        read_step(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import random
 from collections.abc import Callable
@@ -244,3 +245,53 @@ def test_the_command_on_several_processes(
     assert alone.errors == together.errors
     assert len(alone.errors) == 1
     assert BROKEN[name][1] in alone.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("torchrec_dlrm_fp32_v100_4rank/kineto_rank0.json.gz", "communication kernels"),
+        ("resnet50_v100_1gpu_workers0/kineto.json.gz", "--traced-gpu"),
+        ("owlv2_h100_1gpu/kineto.json.gz", "forward pass alone"),
+        ("resnet50_ddp_v100_rank0of8/kineto_rank0.json.gz", "communication kernels"),
+    ],
+)
+def test_what_other_recordings_lack_is_said(shared: Path, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        read_step(shared / "traces" / name)
+    assert "\n" not in str(error.value)
+
+
+def cut_trace(shared: Path, target: Path, change: Any) -> Path:
+    path = shared / "traces/triosim_vgg13_h100_1gpu/kineto.json.gz"
+    with gzip.open(path, "rt") as file:
+        content = json.load(file)
+    content["traceEvents"] = change(content["traceEvents"])
+    with gzip.open(target, "wt") as file:
+        json.dump(content, file)
+    return target
+
+
+def test_steps_without_marks(shared: Path, tmp_path: Path) -> None:
+    marked = shared / "traces/resnet50_v100_1gpu_workers0/kineto.json.gz"
+    with gzip.open(marked, "rt") as file:
+        content = json.load(file)
+    events = content["traceEvents"]
+    content["traceEvents"] = [
+        each for each in events if not str(each.get("name", "")).startswith("ProfilerStep")
+    ]
+    path = tmp_path / "unmarked.json"
+    path.write_text(json.dumps(content))
+    step = read_step(path, gpu="v100-sxm2-32gb")
+    assert "6 steps without marks" in step.notes[0]
+    assert sum(each.elements for each in step.parameters) == 25_557_032
+    assert 0.09 < step.measured / 1e12 < 0.2
+
+
+def test_a_trace_without_gradients(shared: Path, tmp_path: Path) -> None:
+    def without(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [each for each in events if "AccumulateGrad" not in each.get("name", "")]
+
+    path = cut_trace(shared, tmp_path / "cut.json.gz", without)
+    with pytest.raises(InputError, match="which tensors are weights"):
+        read_step(path)
