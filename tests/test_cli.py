@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 
 import mpisim
 from mpisim import cli
+from mpisim.cli.signals import Terminated, ended_by_signals
 
 # A command whose runs end in every way there is.
 PROGRAM = """\
@@ -196,6 +198,22 @@ def test_closed_standard_streams_are_no_traceback(launch_environment, tmp_path, 
         assert "Traceback" not in done.stderr
         assert bool(done.stdout) == (closed == 2 and code == 0)
         assert bool(done.stderr) == (closed == 1 and code == 2)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)]
+)
+def test_a_signal_is_not_lost_while_an_object_is_freed(capsys, number, raised):
+    """Python passes no exception on from there; it would print it and go on."""
+
+    class Freed:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    with pytest.raises(raised), ended_by_signals():
+        Freed()
+        time.sleep(10)
+    assert capsys.readouterr().err == ""
 
 
 def test_no_home_directory_is_needed(launch_environment):

@@ -352,6 +352,8 @@ def test_experiments_that_are_none_of_it(
         (["--graph", "ring", "--skip", "1"], "--skip is 1; workers skip iterations with --backup"),
         (["--graph", "ring", "--skip", "-1"], "--skip is -1; allowed is 0 and more"),
         (["--graph", "ring", "--iterations", "0"], "--iterations is 0"),
+        (["--graph", "ring", "--iterations", "1000000000"], "allowed is 1 to 10,000"),
+        (["--graph", "ring", "--slow", "1-2", "--draws", "9999"], "allowed is 1 to 1000"),
         (["--graph", "ring", "--staleness", "3", "--iterations", "3"], "more than the 3"),
         (["--graph", "ring", "--slow", "fast"], "--slow is 'fast'"),
         (["--graph", "ring", "--slow", "0.5-2"], "two numbers of 1 and more"),

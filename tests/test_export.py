@@ -276,7 +276,11 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(OutputError, match="No space left on device"):
         export_kineto(of, recorded(of), tmp_path / "traces")
-    assert list((tmp_path / "traces").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+    written.clear()
+    with pytest.raises(OutputError, match="No space left on device"):
+        export_kineto(of, recorded(of), tmp_path)  # which was there before
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- on several processes -----------------------------------------------------------------------

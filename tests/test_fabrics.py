@@ -276,6 +276,7 @@ def test_any_fabric_joins_all(fabric: dict[str, Any], gpus: int, nics: int, node
 @pytest.mark.parametrize(
     ("fabric", "nodes", "message"),
     [
+        ({"kind": "mesh", "dims": (10**9, 10**9)}, 5, "allowed are 1,048,576 at most"),
         ({"kind": "torus", "dims": (2, 2)}, 5, r"dims = \[2, 2\] has 4 places, and there are 5 no"),
         ({"kind": "wafer", "dims": (2, 2)}, 6, r"has 4 places a wafer, and there are 6 nodes: no"),
         (

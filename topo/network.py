@@ -34,6 +34,9 @@ RATE_BITS = 40
 """Rates are integers, in units of 2**-40 bytes per ps (0.9 B/s): what has been moved is then exact,
 however often it is summed up."""
 
+MOST_RATE = 2.0**62
+"""Of links, in these units: 4e18 bytes per second, which trunks of absurd leaves would exceed."""
+
 WEIGHT_ONE = 1 << 20
 """The weight of a link that carries one byte per byte of payload."""
 
@@ -101,9 +104,9 @@ def rate_of(bytes_per_second: float) -> int:
 
 
 def integer_rates(bandwidth: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Bandwidths, bytes per second → integer rates, at least 1; see `rate_of`."""
+    """Bandwidths, bytes per second → integer rates, 1 to `MOST_RATE`; see `rate_of`."""
     rates = np.rint(bandwidth * ((1 << RATE_BITS) / PICOSECONDS))
-    return np.maximum(rates, 1).astype(np.int64)
+    return np.clip(rates, 1, MOST_RATE).astype(np.int64)
 
 
 @runtime_checkable

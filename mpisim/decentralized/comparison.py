@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Draw", "Slowdown", "compare_protocols"]
 
+MAX_DRAWS = 1000
+
 ALONE = ("plan.dp=1", "plan.zero=0", "cluster.nodes=1", "cluster.gpus=1")
 """Changes by which an experiment is that of one of its workers, beside its batch."""
 
@@ -55,7 +57,7 @@ class Slowdown:
     Raises
     ------
     InputError
-        For factors below 1 or in the wrong order, or no draws.
+        For factors below 1 or in the wrong order, or no draws or too many.
     """
 
     least: float = 1.0
@@ -69,8 +71,8 @@ class Slowdown:
                 f"--slow is {self.least:g}-{self.most:g}; allowed are two numbers of 1 and more, "
                 "the smaller one first"
             )
-        if self.draws < 1:
-            raise InputError(f"--draws is {self.draws}; allowed is 1 and more")
+        if not 1 <= self.draws <= MAX_DRAWS:
+            raise InputError(f"--draws is {self.draws}; allowed is 1 to {MAX_DRAWS}")
         if not 0 <= self.seed < 1 << 64:
             raise InputError(f"--seed is {self.seed}; allowed is 0 to 2^64 - 1")
 

@@ -31,6 +31,8 @@ TOKEN_BYTES = 8
 LONG_BEFORE = -(10**16)
 """Launch time of receives in ps, where the CPU waits for the GPU: earlier than any row."""
 
+MAX_ITERATIONS = 10_000
+
 GRADIENT_PHASES = (Phase.BACKWARD, Phase.WEIGHT)
 TAGS = ("phase", "layer", "micro_batch")
 
@@ -134,12 +136,12 @@ def decentralized_program(
         For more backup workers than there are senders, or no iteration that waits for updates.
     """
     protocol.check(graph)
-    if iterations <= protocol.staleness:
+    if iterations <= protocol.staleness or iterations > MAX_ITERATIONS:
         raise InputError(
             f"--iterations is {iterations}; more than the {protocol.staleness} of --staleness are "
             "needed"
-            if protocol.staleness
-            else f"--iterations is {iterations}; allowed is 1 and more"
+            if iterations <= protocol.staleness and protocol.staleness
+            else f"--iterations is {iterations}; allowed is 1 to {MAX_ITERATIONS:,}"
         )
     builder = ProgramBuilder()
     written = []

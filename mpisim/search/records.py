@@ -82,6 +82,8 @@ class Found(NamedTuple):
 
 _NUMBERS = re.compile(r"\d[\d,.]*")
 
+MOST_INT64 = 2**63 - 1
+
 BUDGET_COLUMNS = tuple(each.name for each in fields(Budget))
 """Columns of what is known of the cost before a candidate is simulated."""
 
@@ -175,7 +177,9 @@ class Records:
         ):
             self.status[found.number] = found.status
             for name, value in found.values.items():
-                self.columns[name][found.number] = value
+                # A bound or a peak beyond int64 says no more than the largest there is.
+                most = MOST_INT64 if isinstance(value, int) else value
+                self.columns[name][found.number] = min(value, most)
             if found.why:
                 self.enter_reason(found.number, found.why)
 

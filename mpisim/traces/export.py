@@ -119,7 +119,9 @@ def export_kineto(
     offset = dict(clock_offset or {})
     with _agreed(comm):
         _check(program, ranks, offset, style)
-        replaced = _prepare(folder, overwrite) if comm is None or comm.rank == 0 else []
+        prepares = comm is None or comm.rank == 0
+        makes = prepares and not folder.exists()
+        replaced = _prepare(folder, overwrite) if prepares else []
     hidden: dict[Path, Path] = {}
     new: list[Path] = []
     try:
@@ -149,6 +151,9 @@ def export_kineto(
         for written in (*hidden.values(), *([] if overwrite else new)):
             with contextlib.suppress(OSError):
                 written.unlink(missing_ok=True)
+        if makes:
+            with contextlib.suppress(OSError):  # files of other processes may still be there
+                folder.rmdir()
         raise
     return list(hidden)
 

@@ -24,6 +24,9 @@ from .fabric_graph import FabricGraph, Ports
 
 __all__ = ["grid", "grid_tour"]
 
+MAX_PLACES = 1 << 20
+"""Of a torus, a mesh or one wafer: a topology has no more GPUs."""
+
 
 def grid(fabric: Fabric, ports: Ports) -> FabricGraph:
     """Build a grid; a message goes along the first dimension, then the second, and so on.
@@ -49,6 +52,8 @@ def grid(fabric: Fabric, ports: Ports) -> FabricGraph:
     assert places is not None
     assert link is not None
     dims = list(fabric.dims)
+    if places > MAX_PLACES:
+        raise InputError(f"dims = {dims} has {places:,} places; allowed are {MAX_PLACES:,} at most")
     if fabric.kind == "wafer":
         if ports.nodes % places:
             raise InputError(
