@@ -1,4 +1,4 @@
-"""What a step at another scale rests on, in lines for people."""
+"""Traced step at another scale → its assumptions, a line each."""
 
 from __future__ import annotations
 

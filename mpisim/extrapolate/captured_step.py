@@ -383,7 +383,7 @@ class _Reader:
         return len(given) <= len(item.origin.parameters)
 
     def _tasks(self, item: Item) -> list[TracedTask]:
-        """Return what an item issues: one task a kernel."""
+        """Item of a recording → its tasks, one a kernel."""
         if item.kind is ItemKind.HOST_WAIT:
             return [TracedWait(item.name, 0, 0)]
         if item.kind is ItemKind.CALL and item.origin.node == ACCUMULATES:

@@ -122,7 +122,7 @@ def counted_text(
 
 
 def _kernels(pricings: Sequence[Pricing]) -> dict[str, Any]:
-    """Return what kernels compute, for their slowdown beside communications; of one kind of GPU."""
+    """Pricings → operations of kernels, for their slowdown beside communications."""
     name = GpuParameters.of(pricings[0].model.gpu).name
     if len(pricings) > 1 or name not in gpu_names():
         return {}

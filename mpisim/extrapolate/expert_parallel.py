@@ -159,7 +159,7 @@ def check_experts(step: TracedStep, plan: Plan, experts: Sequence[Experts]) -> N
 
 
 class ExpertShare:
-    """What one rank has of the experts of a step, which are spread over ranks (ep, etp).
+    """One rank's share of the experts of a step, which are spread over ranks (ep, etp).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Kernels of a traced step at other sizes: samples, sequences, a share of the parameters.
+"""Kernel of a traced step → the same at other samples, sequences, shares of parameters.
 
 Sizes of activations grow with samples and tokens, sizes of weights do not. Which of a matrix
 product's three sizes are weights follows from the shapes of the parameters: of the product of an

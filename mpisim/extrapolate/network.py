@@ -196,7 +196,7 @@ class _Writer:
         )
 
     def _optimizer(self) -> tuple[TracedTask, ...]:
-        """Return what a rank does behind the backward pass, on all parameters."""
+        """Traced step, plan → tasks of the optimizer on a rank's share of all parameters."""
         step, plan = self.step, self.plan
         tasks = step.optimizer if self.zeroing else (*step.zeroing, *step.optimizer)
         if plan.framework.dp_style == "fsdp" and plan.zero >= 2 and step.format != "fp32":
@@ -314,7 +314,7 @@ class _Writer:
         return tuple(found)
 
     def _loaded(self, each: TracedKernel) -> int:
-        """Return how long the CPU is in the data loader before a kernel, in ps."""
+        """Kernel → time that the CPU is in the data loader before it, in ps."""
         if not self.loads:
             return 0
         own = self.step.loader == "process"  # sample by sample

@@ -292,7 +292,7 @@ def _whole(program: Program, comm: Intracomm) -> Program:
 
 @frozen
 class _Changed:
-    """What is asked for of a job; see `extrapolate_parallel`."""
+    """Requested changes of a job; see `extrapolate_parallel`."""
 
     structure: ParallelStructure
     dp: int | None
@@ -437,7 +437,7 @@ def _rests_on(
 
 
 def _assumptions(grown: Grown) -> list[str]:
-    """What the new job rests on."""
+    """Assumptions of the new job, a line each."""
     found = [
         "each replica computes what a recorded one did: as many samples, in the same kernels; "
         "recorded replicas are copied in turn, with their differences",
@@ -467,7 +467,7 @@ def _assumptions(grown: Grown) -> list[str]:
 def _kernel_assumptions(
     kernels: Repriced | None, recorded_on: str, cluster: Cluster | None
 ) -> list[str]:
-    """What the times of kernels rest on."""
+    """Assumptions of the times of kernels, a line each."""
     if kernels is None:
         gpu = "" if cluster is None else f"; --gpu {cluster.gpu} would scale them"
         return [f"kernels take what they took on {recorded_on or 'the recorded GPU'}{gpu}"]

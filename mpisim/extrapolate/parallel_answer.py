@@ -1,4 +1,4 @@
-"""A job of several ranks at another scale, as an answer: text for people, figures, program.
+"""Job of several ranks at another scale → text for people, figures for JSON, program.
 
 `parallel.extrapolate_parallel` makes it.
 """
@@ -156,7 +156,7 @@ def _groups_of(structure: ParallelStructure, name: str) -> str:
 
 
 def _said(traffic: list[Traffic]) -> list[str]:
-    """What groups carry, for people."""
+    """Traffic of groups → lines, the most bytes first."""
     said = []
     for each in sorted(traffic, key=lambda t: -t.bytes * t.count)[:MAX_KINDS_SHOWN]:
         size = "unknown size" if each.bytes < 0 else _size(each.bytes)

@@ -21,7 +21,7 @@ BUCKET_FORMATS = ("fp32", "bf16")
 
 
 class Changes(TypedDict, total=False):
-    """What `extrapolate_parallel` changes of a job; None, or left out, is as recorded.
+    """Changes of a job by `extrapolate_parallel`; None, or left out, is as recorded.
 
     Attributes
     ----------

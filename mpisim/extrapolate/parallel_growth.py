@@ -212,7 +212,7 @@ class _Groups:
 
 
 class _Prices:
-    """What the communications of the new job take: as recorded, or by the new network."""
+    """Times of the new job's communications: as recorded, or by the new network."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ def _described(job: TraceJob, index: int, gpu: Gpu) -> list[tuple[str, Kernel, i
 
 
 class KernelSlowdown:
-    """What runs beside the kernels of a job does to their times: recorded, and of the grown job.
+    """Slowdown of a job's kernels by what runs beside: as recorded, and in the grown job.
 
     **Collective:** the recorded job is simulated once, if it has shapes.
 
@@ -267,7 +267,7 @@ class KernelSlowdown:
 
     @property
     def text(self) -> str:
-        """What became of the slowdown, for people."""
+        """Assumption about the slowdown, a line."""
         if not self._kernels:
             return (
                 "kernels keep the slowdown by communications beside them that was recorded: "

@@ -168,7 +168,7 @@ class StagePartition:
 
     @property
     def said(self) -> str:
-        """What was assumed."""
+        """Assumptions of the partition, a line each."""
         each = self.layers // self.order.parts
         where = "on each" if self.order.chunks == 1 else "in each chunk"
         stages = f"{self.stages} stages"

@@ -41,7 +41,7 @@ assumption: fewer are kept as they are, each with more or less work."""
 
 
 class _Shares(NamedTuple):
-    """What a new stage, or a chunk of one, has of the parameters of a recorded one.
+    """Share that a new stage, or a chunk of one, has of a recorded stage's parameters.
 
     Attributes
     ----------

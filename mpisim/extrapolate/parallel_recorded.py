@@ -1,4 +1,4 @@
-"""What one rank of a recorded pipeline did in a step: passes, rows of each, messages."""
+"""Recorded rank of a pipeline → its passes in a step, the rows of each, messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RecordedPass(NamedTuple):
 
 @dataclass(eq=False)
 class RecordedStage:
-    """What one rank of a pipeline did in a step.
+    """Passes, rows and messages of one rank of a pipeline in a step.
 
     Attributes
     ----------

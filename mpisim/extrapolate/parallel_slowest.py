@@ -68,7 +68,7 @@ class SlowestOfMore:
 
     @property
     def text(self) -> str:
-        """What it is, for people; nothing where it is 1."""
+        """Factor of the slowest GPU as a line; nothing where it is 1."""
         if self.factor.value == 1:
             return ""
         longer = percentage(self.factor.value - 1, 1)

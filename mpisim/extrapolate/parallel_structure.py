@@ -35,7 +35,7 @@ its ends have joined it: frameworks reduce nothing but norms and flags over such
 
 @frozen
 class Traffic:
-    """What communicators along some axes carry.
+    """Traffic of communicators along some axes.
 
     Attributes
     ----------
@@ -231,7 +231,7 @@ def _traffic(
     spans: NDArray[np.bool_],
     lone: NDArray[np.bool_],
 ) -> tuple[Traffic, ...]:
-    """What the groups of each kind carry, the most bytes first."""
+    """Traffic of the groups of each kind, the most bytes first."""
     kinds: list[tuple[str, int]] = []
     for c in range(len(program.communicators)):
         along = np.flatnonzero(spans[c]).tolist()

@@ -1,4 +1,4 @@
-"""What one tensor-parallel rank computes of an operator, and what it communicates for it.
+"""Operator, split → one tensor-parallel rank's share of its kernels, and its collectives.
 
 The kinds of `Split`, with the collectives of Megatron-LM (arXiv:1909.08053;
 megatron/core/tensor_parallel) and of BlackSamorez/tensor_parallel, which TrioSim takes as its

@@ -1,4 +1,4 @@
-"""Is a trace a whole training step of one GPU? If not, one line says what is missing."""
+"""Trace → refused, in one line, if it is no whole training step of one GPU."""
 
 from __future__ import annotations
 

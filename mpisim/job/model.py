@@ -1,4 +1,4 @@
-"""One job in seconds: what the closed forms and the Monte Carlo runs are of.
+"""`JobModel`: a job in seconds, as closed forms and Monte Carlo runs take it.
 
 A job alternates between running and being down.
 

@@ -354,7 +354,7 @@ def _swap(
     leaves: NDArray[np.bool_],
     now: Floats,
 ) -> Floats:
-    """Return how long each run waits for another node, and send the one that left to repair."""
+    """Runs with a failed node → wait of each for a spare; the node goes to repair."""
     pool = s["spares"]
     place = (s["lost nodes"] % np.maximum(pool, 1)).astype(np.int64)
     at = np.arange(len(place))

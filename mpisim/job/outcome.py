@@ -392,7 +392,7 @@ def _changes(
     choice: JobChoice,
     comm: Intracomm | None,
 ) -> tuple[Change, ...]:
-    """Return what the job takes with one thing better or worse each. **Collective.**"""
+    """Job → its time with each input better and worse by itself. **Collective.**"""
 
     def with_interval(changed: JobModel) -> JobModel:
         """Changed model → with its checkpoint interval changed as Daly's; a given one stays."""

@@ -1,4 +1,4 @@
-"""Storage: what checkpoints are written to and read from (``data/storage.toml``)."""
+"""Storage that checkpoints are written to and read from (``data/storage.toml``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of jobs: all that the report says, and every run.
+"""Result files of jobs (HDF5): the figures of the report, and every run.
 
 title, experiment, numbers   texts; numbers is the JSON of `mpisim.job.text.as_json`
 runs/                        a column a part of the time (s), and one a count

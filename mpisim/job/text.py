@@ -1,4 +1,4 @@
-"""A job's outcome as text, in short and with all it rests on, and as numbers."""
+"""Outcome of a job → text, short or with all assumptions; JSON."""
 
 from __future__ import annotations
 

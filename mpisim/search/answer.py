@@ -96,7 +96,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def unfinished(cls, records: Records) -> Answer:
-        """Return what can be said of a search that goes on: how far it has come."""
+        """Records of a search that goes on → answer with its progress alone."""
         counts = {status.name.lower(): records.count(status) for status in Status}
         return cls([], [], counts, _most_frequent(records))
 
@@ -420,7 +420,7 @@ def _command(space: SearchSpace, best: Finalist) -> str:
 
 
 def _weight(objective: str, of: Finalist) -> float:
-    """Return what a second of a candidate's step costs in the objective: tokens, dollars, kWh."""
+    """Candidate → value of the objective for a second of its step: tokens, dollars, kWh."""
     if objective in COSTS_OF_TOKENS:
         return of.cost.get(COSTS_OF_TOKENS[objective][0], np.inf) / of.step_time
     if objective in OF_JOBS:
@@ -430,7 +430,7 @@ def _weight(objective: str, of: Finalist) -> float:
 
 
 def _apart(objective: str, one: Finalist, other: Finalist) -> float:
-    """Return how far prices or powers of two candidates can be off apart from each other.
+    """Two candidates → relative error of one's price or power against the other's.
 
     Those of the same GPUs are off together, others independently.
     """

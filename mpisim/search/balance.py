@@ -69,7 +69,7 @@ def balanced_shares(experiment: Experiment, keys: Sequence[str]) -> dict[str, li
 
 @frozen(eq=False)
 class _Times:
-    """What the kernels of a micro-batch take on each kind of GPU, and where these are.
+    """Time of a micro-batch's kernels on each kind of GPU, and the ranks of each kind.
 
     Attributes
     ----------

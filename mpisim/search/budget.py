@@ -1,4 +1,4 @@
-"""What candidates cost: what is known before they are simulated, and what follows when they are.
+"""Power, price and GPUs of candidates: before a simulation, and from its step time.
 
 Rented GPUs, and bought ones without their electricity, cost the same in every hour. Whatever runs,
 a cluster draws what its idle GPUs, hosts and switches do (`ClusterPower.least`). So the price of an
@@ -22,7 +22,7 @@ __all__ = ["Budget", "budget_of", "over_budget", "simulated_cost"]
 
 @frozen
 class Budget:
-    """What a candidate costs whatever its step.
+    """Costs of a candidate that do not depend on its step time.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Keys of ``[search]`` besides ``vary``: what is best, what is too much, how many to show."""
+"""Keys of ``[search]`` besides ``vary``: objective, limits, number of candidates to show."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def _least_job(steps: int, step: int, budget: Budget) -> tuple[float, float]:
 
 
 class _Rounds:
-    """What is done with a candidate in a round; local.
+    """Bound, verdict or simulation of a candidate in a round; local.
 
     Parameters
     ----------

@@ -134,13 +134,13 @@ def simulate_finalists(
 
 
 def _of_experiments(space: SearchSpace) -> Callable[[int], Finalist]:
-    """Return what simulates candidates that are experiments."""
+    """Search space of experiments → function that simulates a candidate."""
     candidates, networks = Candidates(space), NetworkCache()
     return lambda number: _simulated(space, number, candidates.experiment(number)[0], networks)
 
 
 def _of_traces(space: SearchSpace) -> Callable[[int], Finalist]:
-    """Return what simulates candidates that are made of a trace."""
+    """Search space of a trace → function that simulates a candidate."""
     candidates = TracedCandidates(space)
     return lambda number: _simulated_trace(space, number, candidates.of(number))
 
@@ -227,7 +227,7 @@ def _simulated(
 
 
 class Compared(Protocol):
-    """What two simulated steps are compared by.
+    """Quantities by which two simulated steps are compared.
 
     Attributes
     ----------

@@ -88,7 +88,7 @@ def _behind(chains: Iterable[_Chain]) -> int:
 
 
 class ShardedTimes(NamedTuple):
-    """What sharded parameters add to a micro-batch on a layer, in ps."""
+    """Time that sharded parameters add to a micro-batch on a layer, in ps."""
 
     forward: int
     backward: int
@@ -189,7 +189,7 @@ class LayerPrices:
         )
 
     def chain(self, tasks: Sequence[Task], classes: Classes) -> _Chain:
-        """Return how long what an operator starts takes until the next one can begin.
+        """Operator → time of its tasks until the next operator can begin.
 
         As `mpisim.workloads.task_writer.TaskWriter` writes tasks: kernels one after another, each
         after the latest communication without a token and after those whose tokens it names;
@@ -220,7 +220,7 @@ class LayerPrices:
         return _Chain(max(kernels, pending, *tokens.values(), 0), kernels)
 
     def sharded(self, plan: Plan, network: LayerStack, grid: Grid) -> list[ShardedTimes]:
-        """Return what FSDP adds to every micro-batch, for each layer of a network.
+        """Network → time that FSDP adds to every micro-batch, for each layer.
 
         Of blocks that are a unit each; nothing is said of others, nor of routed experts. As
         `mpisim.workloads.data_parallel.fsdp` writes it.
@@ -253,7 +253,7 @@ class LayerPrices:
         return found
 
     def _unit(self, plan: Plan, layer: Layer, grid: Grid) -> ShardedTimes:
-        """Return what FSDP adds to every micro-batch for a unit of one layer."""
+        """Unit of one layer → time that FSDP adds to every micro-batch."""
         parameters = of_kind(chunk_parameters([layer]), expert=False)
         ranks = grid.dp * grid.cp
         size = sum(padded(each.size, ranks) for each in parameters)
@@ -296,7 +296,7 @@ class LayerPrices:
         )
 
     def _communication(self, task: Communicate, classes: Classes) -> int:
-        """Return how long a communication takes alone; 0 where nothing is known."""
+        """Communication → its time alone; 0 where its price is not known."""
         ring = task.operation is Operation.SEND_RECV
         group = classes.get(f"{task.group}:pairs" if ring else task.group)
         if group is None:

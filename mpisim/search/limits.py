@@ -1,4 +1,4 @@
-"""What candidates were left out for: each limit, how many broke it, and how near the nearest came.
+"""Candidates left out → for each limit how many broke it, and how near the nearest came.
 
 Of a candidate that was left out unseen only the best that it could be is known: the least time of
 its step, the least power. It breaks the limit for certain, and by that much at least.

@@ -132,7 +132,7 @@ class PlanCost(NamedTuple):
 
 @frozen
 class Profiling:
-    """What has to be timed to know the steps of some plans.
+    """Kernels and communications to time so that the steps of some plans are known.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What is known of every candidate of a search: columns, one entry each."""
+"""Records of a search: columns of status, bound, memory and step, an entry for each candidate."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Reason(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found of a candidate, to be entered on all processes (`Records.enter`).
+    """Results of a candidate, to be entered on all processes (`Records.enter`).
 
     Attributes
     ----------

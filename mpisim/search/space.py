@@ -107,7 +107,7 @@ class SearchSpace:
         return product(*self.values)
 
     def described(self, number: int, among: Sequence[int] = ()) -> str:
-        """Return what a candidate sets, as ``tp 8, pp 4, recompute none``.
+        """Candidate → the keys that it sets, as ``tp 8, pp 4, recompute none``.
 
         Parameters
         ----------
@@ -329,7 +329,7 @@ def _check_key(key: str, tables_of: Sequence[str], source: str) -> None:
 
 
 def _spoken(key: str) -> str:
-    """Return what to call a key in a list of what a candidate sets."""
+    """Key → its name in a list of what a candidate sets."""
     return key.removeprefix("plan.") if key.startswith("plan.") else key.rpartition(".")[2]
 
 
@@ -384,7 +384,7 @@ def _shared_experiment(base: Mapping[str, Any], vary: Mapping[str, Any], source:
 
 
 def _of_plan(experiment: Experiment, source: str) -> Callable[[str], tuple[Any, ...]]:
-    """Return what gives the values of a key that is "auto"."""
+    """Key that is "auto" → function that gives its values."""
 
     def automatic(key: str) -> tuple[Any, ...]:
         name = key.removeprefix("plan.")

@@ -122,7 +122,7 @@ def starting_plan(
 
 
 def _more_gpus(model: Model, target: PlanTarget) -> tuple[int, dict[str, Any]] | None:
-    """Return how many GPUs have room for a model, and a plan for them."""
+    """Model, target without room → number of GPUs that have room, and a plan for them."""
     if target.cluster.fabric is None:
         return None
     times = 2

@@ -1,4 +1,4 @@
-"""Candidates over a trace: the program of each, and what is known of all of them.
+"""Candidates over a trace: the program of each, and the records of all of them.
 
     one GPU         trace ─► traced step ─► plan of the candidate laid over it ─► program
     several ranks   traces ─► job ─► its replicas, optimizer, GPU or network changed ─► program
@@ -340,7 +340,7 @@ def explore_traces(
 
 
 def _simulated(space: SearchSpace, candidates: TracedCandidates, number: int) -> Found:
-    """Return what is found of a candidate; `InputError` if it is invalid. Local."""
+    """Candidate → its simulated results; `InputError` if it is invalid. Local."""
     from mpi4py import MPI
 
     choice = space.choice

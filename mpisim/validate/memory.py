@@ -217,7 +217,7 @@ def _groups(rows: Sequence[MemoryRow]) -> dict[str, list[Figure]]:
 
 
 def _verdicts(rows: Sequence[MemoryRow]) -> dict[str, dict[str, int]]:
-    """Return how many runs that went, and that failed, have each verdict."""
+    """Rows → number of runs that succeeded, and that failed, by verdict."""
     counts = {name: dict.fromkeys(("fits", "close", "refused"), 0) for name in ("ran", "failed")}
     for row in rows:
         if not row.published.formula:

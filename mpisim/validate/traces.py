@@ -64,7 +64,7 @@ def trace_folders(paths: list[str]) -> list[tuple[str, list[Path]]]:
 
 
 def _reason(error: InputError) -> str:
-    """What kept a trace from being replayed, without its path."""
+    """Error → why a trace was not replayed, without its path."""
     text = str(error)
     if "no GPU kernels" in text:
         return "no GPU kernels"

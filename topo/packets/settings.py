@@ -1,4 +1,4 @@
-"""What switches and NICs do with packets: parameters, and which of them go together.
+"""`PacketSettings`: parameters of switches and NICs, and which of them go together.
 
 `packet_settings` of :mod:`.parameters` makes them of ``data/packets.toml``.
 """

@@ -1,4 +1,4 @@
-"""Where embedding tables are best: sharders and a local search, simulated.
+"""Experiment → best placement of its embedding tables: sharders, local search, simulation.
 
 ``choose_placement(experiment)``
     Sharders and found placements of an experiment's tables, each simulated, the fastest first.

@@ -84,7 +84,7 @@ class SimulatedPlacement:
 
 @frozen
 class Chosen:
-    """What a choice found.
+    """Placements found, the best first, with their simulated steps.
 
     Attributes
     ----------

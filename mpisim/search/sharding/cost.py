@@ -47,7 +47,7 @@ placement with room costs as much, and of two without the less crowded costs les
 
 
 class PlacementCost:
-    """What placements of an experiment's tables cost.
+    """Cost of placements of an experiment's tables.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class PlacementCost:
         self._beside = self._seconds_each_way(bottom.operators)
 
     def _seconds_each_way(self, operators: Sequence[Operator]) -> tuple[float, float]:
-        """Return what kernels of operators take, forward and backward."""
+        """Operators → seconds of their kernels, forward and backward."""
         passes = (
             (task for each in operators for task in each.forward),
             (task for each in operators for task in each.backward),
@@ -95,7 +95,7 @@ class PlacementCost:
     # --- one table ------------------------------------------------------------------------------
 
     def load(self, number: int, placement: TablePlacement) -> Floats:
-        """Return what a table adds to each rank.
+        """Table → load that it adds to each rank.
 
         Parameters
         ----------

@@ -61,7 +61,7 @@ class Composed(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """What the step of a row is made of."""
+    """Terms of which the step of a row is the sum."""
 
     stages: int
     layers: float
@@ -168,7 +168,7 @@ def _times(rows: Sequence[Row]) -> NDArray[np.float64]:
 
 
 def _seconds(shape: _Shape, times: NDArray[np.float64]) -> float:
-    """Return what the engine makes of a step."""
+    """Experiment → seconds of its simulated step."""
     layer, sending, last, alone = times[:4].tolist()
     several = shape.stages > 1
     work = shape.layers * layer + (sending if several else alone)

@@ -232,7 +232,7 @@ def _gpu(step: Linear) -> str:
 
 
 def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> ModelError:
-    """Return how far steps are off beyond what their inputs' error bars explain."""
+    """Residuals, error bars of inputs → error of the model that these do not explain."""
 
     def numbers(group: Sequence[_HeldOut], what: str) -> dict[str, Quantity]:
         found = {}

@@ -1,4 +1,4 @@
-"""From a measured row to the experiment that was run, or to the reason why there is none."""
+"""Measured row → the experiment that was run, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Mapped:
     others: tuple[tuple[Experiment, float], ...] = ()
 
     def judged(self, fits: bool, certain: bool) -> str:
-        """Return what the memory model says of the row: one of `VERDICTS`.
+        """Verdict of the memory model on the row: one of `VERDICTS`.
 
         Parameters
         ----------

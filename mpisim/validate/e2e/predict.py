@@ -104,7 +104,7 @@ def assign(experiments: Sequence[Experiment], processes: int) -> list[list[int]]
 
 
 def _sharing_key(experiment: Experiment) -> tuple[str, str]:
-    """Return what experiments with one network share, and what those with one model share."""
+    """Experiment → keys by which it shares a network, and a model, with others."""
     return repr((experiment.cluster, experiment.network)), repr(experiment.model)
 
 
@@ -286,7 +286,7 @@ def _steps(jobs: Sequence[_Job], comm: Intracomm, every: bool) -> list[Predicted
 
 
 def _steps_to_simulate(job: _Job, rounds: ShortenedRun | None) -> list[_Job]:
-    """Return what to simulate for a step: two shorter ones, or itself."""
+    """Experiment → the steps to simulate for it: two shorter ones, or itself."""
     if rounds is None:
         return [job]
     return [

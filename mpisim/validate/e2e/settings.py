@@ -1,4 +1,4 @@
-"""What fills in what the sources of rows do not say: ``data/validation/e2e.toml``."""
+"""Values for keys that the sources of rows leave out: ``data/validation/e2e.toml``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Refused:
 
 
 class _OfRows:
-    """What holds for the rows of some sources, with some texts in some columns."""
+    """Keys of the rows of some sources that have some texts in some columns."""
 
     sources: tuple[str, ...]
     where: dict[str, str]
@@ -195,7 +195,7 @@ class Settings:
         return next(found, None)
 
     def unjudged(self, row: Row, source: str) -> str:
-        """Return what saves memory in a row and is not modelled; empty if nothing does.
+        """Row → its savings of memory that are not modelled; empty if there are none.
 
         Parameters
         ----------

@@ -38,7 +38,7 @@ VARYING_KEYS = ("pp", "dp", "micro_batch")
 
 @frozen
 class LayerTimes:
-    """What a layer takes in plans of a group that differ in pipeline and micro-batch alone.
+    """Time of a layer in plans of a group that differ in pipeline and micro-batch alone.
 
     Attributes
     ----------
