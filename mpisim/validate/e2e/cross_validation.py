@@ -29,7 +29,7 @@ from .predict import NO_CONSTANTS, predict
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["calibrate", "cross_validate", "sufficient_error", "written"]
+__all__ = ["MIN_SOURCES", "calibrate", "cross_validate", "sufficient_error", "written"]
 
 TRAINING_TRUST = "A"
 """Trust of rows that constants are fitted to."""
@@ -45,6 +45,9 @@ MIN_ROWS = 20
 
 ROUNDING = 1e-9
 """Of sums of shares of rows."""
+
+MIN_SOURCES = 9
+"""Sources from which nine tenths of the next one's rows are no more than all of theirs."""
 
 Key = Callable[[Family], Family]
 """Family of a row → what is held out together with it."""
