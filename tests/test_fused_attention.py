@@ -169,7 +169,8 @@ def test_what_a_substitute_shares_with_its_base_is_off_together() -> None:
     """A variant's number is its base's, and a second one holds what it is off by beside that."""
     model = Analytical(find_gpu("gb200"))
     plain, split = (
-        model.estimate(Gemm(8192, 8192, 8192, dtype="fp8", variant=each)) for each in (None, "split")
+        model.estimate(Gemm(8192, 8192, 8192, dtype="fp8", variant=each))
+        for each in (None, "split")
     )
     base, beside = "gemm model (fp8)", "gemm_split beside gemm (fp8)"
     assert split.shares[base] == pytest.approx(plain.shares[base])

@@ -485,9 +485,7 @@ def _counted(
                 *context,
                 *input_not_modelled(workload.layout.experiment.data),
             ],
-            "left_out": 0.0
-            if alone
-            else several_gpus(framework.dp_style, others).error,
+            "left_out": 0.0 if alone else several_gpus(framework.dp_style, others).error,
         }
     )
 
