@@ -36,7 +36,7 @@ from step_files import column_of, compared_cases, publisher
 from mpisim.kernels.gpu import find_gpu
 from mpisim.prediction.step_constants import parse_constant_name
 from mpisim.prediction.uncertainty import LEFT_OPEN, UNCOMPARED, design_name, is_part
-from mpisim.validate.e2e.cross_validation import sufficient_error
+from mpisim.validate.e2e.cross_validation import MIN_SOURCES, sufficient_error
 
 __all__ = ["FILE", "main", "missing_error", "not_narrower"]
 
@@ -71,9 +71,6 @@ MIN_COMPARED = 10
 
 MIN_OTHERS = 15
 """Rows from which an error can be found."""
-
-MIN_PUBLISHERS = 9
-"""Publishers from which nine tenths of the next one's rows are no more than all of theirs."""
 
 LIBRARY = {
     "composer": "fsdp",
@@ -166,10 +163,10 @@ def missing_error(used: list[dict[str, Any]], publishers: Mapping[str, str]) -> 
         If there are too few.
     """
     names = [publishers[case["id"]] for case in used]
-    if len(used) < MIN_OTHERS or len(set(names)) < MIN_PUBLISHERS:
+    if len(used) < MIN_OTHERS or len(set(names)) < MIN_SOURCES:
         raise ValueError(
             f"{len(used)} rows of {len(set(names))} publishers; at least {MIN_OTHERS} of "
-            f"{MIN_PUBLISHERS} are needed"
+            f"{MIN_SOURCES} are needed"
         )
     logs = [math.log(case["predicted"] / case["measured"]) for case in used]
     return sufficient_error(logs, [_stated_without(case) for case in used], names)

@@ -11,7 +11,7 @@ from mpisim.data import path as packaged_path
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.measured import read
-from mpisim.kernels.operations import ATTENTION_VARIANTS, Attention
+from mpisim.kernels.operations import ATTENTION_VARIANTS, Attention, Gemm
 
 
 def attention(name: str, *sizes: Any) -> Attention:
@@ -152,9 +152,28 @@ def test_cudnn_of_2025_is_todays_on_hopper() -> None:
 def test_substitutes() -> None:
     """A kernel that was not measured on an architecture is taken to be the newest there."""
     model = Analytical(find_gpu("a100-sxm"))
-    newest, older = (model.look_up(each, "bf16") for each in ("attention", "attention_flash_2"))
-    assert older.name == newest.name
-    assert older.constants == newest.constants
-    assert older.borrowed
-    assert older.largest_error == pytest.approx(np.hypot(newest.largest_error, 0.25))
+    newest, cudnn = (model.look_up(each, "bf16") for each in ("attention", "attention_cudnn"))
+    assert cudnn.name == newest.name
+    assert cudnn.constants == newest.constants
+    assert cudnn.borrowed
+    assert cudnn.largest_error == pytest.approx(np.hypot(newest.largest_error, 0.15))
     assert model.look_up("attention_triton", "fp16").name == newest.name
+    # The newest on Ampere is FlashAttention-2 itself, on Blackwell it is another kernel.
+    assert model.look_up("attention_flash_2", "bf16").error(1e-3) == newest.error(1e-3)
+    model = Analytical(find_gpu("gb200"))
+    newest, older = (model.look_up(each, "bf16") for each in ("attention", "attention_flash_2"))
+    assert older.largest_error == pytest.approx(np.hypot(newest.largest_error, 0.25))
+
+
+def test_what_a_substitute_shares_with_its_base_is_off_together() -> None:
+    """A variant's number is its base's, and a second one holds what it is off by beside that."""
+    model = Analytical(find_gpu("gb200"))
+    plain, split = (
+        model.estimate(Gemm(8192, 8192, 8192, dtype="fp8", variant=each))
+        for each in (None, "split")
+    )
+    base, beside = "gemm model (fp8)", "gemm_split beside gemm (fp8)"
+    assert split.shares[base] == pytest.approx(plain.shares[base])
+    assert model.numbers[beside].error == 0.05
+    parts = split.shares[base] * model.numbers[base].error, split.shares[beside] * 0.05
+    assert split.error == pytest.approx(np.hypot(*parts))

@@ -58,6 +58,8 @@ class KernelVariant:
         Relative error that is added where the base's constants serve.
     base_source : str
         What that error depends on.
+    base_itself : tuple of str
+        Architectures on which the base is this very kernel, so that nothing is added.
     known_tiles : bool
         Whether its thread blocks are those of the base.
     constants : tuple of Constant
@@ -78,6 +80,7 @@ class KernelVariant:
     base: str
     base_error: Annotated[float, Limits(least=0)]
     base_source: str
+    base_itself: tuple[str, ...] = ()
     known_tiles: bool = True
     constants: tuple[Constant, ...] = ()
     ratio: dict[str, Quantity] = field(default_factory=dict)

@@ -93,6 +93,10 @@ class CalibrationLookup:
     chips : FittedConstants, optional
         Of another board's table the one of the architecture whose errors are of chips left out: a
         board of the same chip is off by no more, and by no less than the table's own rows.
+    base : str
+        Formula whose constants these are, where that is another one.
+    carried : float
+        Of `added`, what such a formula is off by beside the base: that it has for itself.
     """
 
     constants: Mapping[str, float]
@@ -102,6 +106,8 @@ class CalibrationLookup:
     added: float = 0.0
     unrelated: bool = False
     chips: FittedConstants | None = None
+    base: str = ""
+    carried: float = 0.0
 
     @property
     def launch(self) -> float:
@@ -171,7 +177,8 @@ def look_up(
     """
     variant = VARIANTS.get(formula)
     if variant is not None and not _measured_near(calibration, formula, gpu, dtype):
-        return _borrowed(calibration, variant.base, variant.base_error, gpu, dtype)
+        error = 0.0 if gpu.family in variant.base_itself else variant.base_error
+        return _borrowed(calibration, variant.base, error, gpu, dtype)
     near = (gpu.family, *RELATED_ARCHITECTURES.get(gpu.family, ()))
     substitute = SUBSTITUTE_FORMULAS.get(formula)
     if substitute is not None and (
@@ -236,7 +243,13 @@ def _borrowed(
 ) -> CalibrationLookup:
     """Return the constants borrowed from another formula, with the added error."""
     found = look_up(calibration, formula, gpu, dtype)
-    return replace(found, borrowed=True, added=math.hypot(found.added, error))
+    return replace(
+        found,
+        borrowed=True,
+        added=math.hypot(found.added, error),
+        base=found.base or formula,
+        carried=math.hypot(found.carried, error),
+    )
 
 
 def _measured_anywhere(calibration: KernelCalibration, formula: str, dtype: str) -> bool:

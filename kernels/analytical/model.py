@@ -58,9 +58,11 @@ class _CalibratedFormula:
     formula : Formula
     lookup : CalibrationLookup
     name : str
-        Of the number that its estimates depend on.
+        Of the number that its estimates depend on: that of the formula whose constants it has.
     number : Quantity
         That: 1, with the error bar of the durations that are predicted worst.
+    carried_name : str
+        Of what it is off by beside the formula whose constants it has.
     errors : dict
         By decade of the durations so far: the error bar there, an estimate's shares, and what of
         the error is its own.
@@ -70,6 +72,7 @@ class _CalibratedFormula:
     lookup: CalibrationLookup
     name: str
     number: Quantity
+    carried_name: str
     errors: dict[int, tuple[float, dict[str, float], dict[str, float]]] = field(
         default_factory=dict
     )
@@ -80,9 +83,22 @@ class _CalibratedFormula:
         found = self.errors.get(decade)
         if found is None:
             error, largest = self.lookup.error(seconds), self.number.error
-            shares = {self.name: error / largest if largest else 1.0}
-            own = {self.name: self.lookup.own_share(seconds)}
+            of_base = math.sqrt(max(error**2 - self.lookup.carried**2, 0.0))
+            shares = {self.name: of_base / largest if largest else 1.0}
+            alone = self.lookup.own_share(seconds) * error**2
+            own = {self.name: min(alone / of_base**2, 1.0) if of_base else 0.0}
+            if self.lookup.carried:
+                shares[self.carried_name] = 1.0
             found = self.errors[decade] = error, shares, own
+        return found
+
+    @property
+    def numbers(self) -> dict[str, Quantity]:
+        """The numbers that its estimates depend on, by name."""
+        found = {self.name: self.number}
+        if self.lookup.carried:
+            beside = Quantity(1.0, "1", self.lookup.carried, self.number.source)
+            found[self.carried_name] = beside
         return found
 
 
@@ -325,10 +341,15 @@ class Analytical:
                 lookup = self._at_known_rate(lookup, formula, dtype)
             if not self._alone and BURST in lookup.constants:
                 lookup = replace(lookup, constants={**lookup.constants, BURST: 0.0})
-            name = f"{formula} model" + ("" if dtype == ANY else f" ({dtype})")
-            number = Quantity(1.0, "1", lookup.largest_error, lookup.source)
-            found = _CalibratedFormula(FORMULAS[formula], lookup, name, number)
-            self._calibrated[key] = found
+            of = "" if dtype == ANY else f" ({dtype})"
+            largest = math.sqrt(max(lookup.largest_error**2 - lookup.carried**2, 0.0))
+            found = self._calibrated[key] = _CalibratedFormula(
+                FORMULAS[formula],
+                lookup,
+                name=f"{lookup.base or formula} model{of}",
+                number=Quantity(1.0, "1", largest, lookup.source),
+                carried_name=f"{formula} beside {lookup.base}{of}",
+            )
         return found
 
     def _at_known_rate(
@@ -360,7 +381,7 @@ class Analytical:
         constants = calibrated.lookup.constants
         seconds: float = calibrated.formula.seconds(columns, self._parameters, constants)
         error, shares, own = calibrated.error(seconds)
-        self._numbers[calibrated.name] = calibrated.number
+        self._numbers |= calibrated.numbers
         return Estimate(picoseconds(seconds), shares, error, own)
 
 

@@ -29,7 +29,7 @@ from .predict import NO_CONSTANTS, predict
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["calibrate", "cross_validate", "sufficient_error", "written"]
+__all__ = ["MIN_SOURCES", "calibrate", "cross_validate", "sufficient_error", "written"]
 
 TRAINING_TRUST = "A"
 """Trust of rows that constants are fitted to."""
@@ -45,6 +45,9 @@ MIN_ROWS = 20
 
 ROUNDING = 1e-9
 """Of sums of shares of rows."""
+
+MIN_SOURCES = 9
+"""Sources from which nine tenths of the next one's rows are no more than all of theirs."""
 
 Key = Callable[[Family], Family]
 """Family of a row → what is held out together with it."""
@@ -83,10 +86,10 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
         constants = _fitted(rows, start)
     if found is None:
         return None
-    others = [each for each in plain if each.trust in JUDGED_TRUST and not _is_training_row(each)]
+    judged = [each for each in plain if _is_judged(each)]
+    others = [each for each in judged if not _is_training_row(each)]
     folds = _folds(rows, start, constants)
     trials = _held_out(rows, start, folds) + _held_out(others, NO_CONSTANTS, folds)
-    judged = [each for each in plain if each.trust in JUDGED_TRUST]
     return replace(constants, model_error=_model_error(judged, trials))
 
 
@@ -104,10 +107,11 @@ def cross_validate(found: Comparison) -> None:
     """
     rows = [each for each in found.compared if each.trust != "F"]
     trained = [each for each in rows if _is_training_row(each)]
-    judged = [each for each in rows if each.trust in JUDGED_TRUST]
+    judged = [each for each in rows if _is_judged(each)]
     whole = _fitted(trained, NO_CONSTANTS)
     trials = _held_out(rows, NO_CONSTANTS, _folds(trained, NO_CONSTANTS, whole))
-    errors = _model_error(judged, [each for each in trials if each.trust in JUDGED_TRUST])
+    of_judged = [trial for each, trial in zip(rows, trials, strict=True) if _is_judged(each)]
+    errors = _model_error(judged, of_judged)
     found.cross_validated = _compared(rows, trials, errors)
     held_out = _held_out(rows, NO_CONSTANTS, _folds(trained, NO_CONSTANTS, whole, _source))
     found.other_sources = _compared(rows, held_out, errors)
@@ -135,19 +139,24 @@ class _HeldOut(NamedTuple):
     """A row predicted with constants that were fitted to other rows.
 
     Its fields: logarithm of predicted over measured; the error bar of the inputs and of the
-    constants; whether the fit had the framework and the kind of GPU; trust; sort of model.
+    constants; whether the fit had the framework and the kind of GPU; sort of model; source.
     """
 
     residual: float
     inputs: float
     known: bool
-    trust: str
     sort: str
+    source: str
 
 
 def _is_training_row(each: Compared) -> bool:
     """Whether constants are fitted to a row: rows marked suspect are not used."""
     return each.trust == TRAINING_TRUST and not each.row.texts["suspect"]
+
+
+def _is_judged(each: Compared) -> bool:
+    """Whether a row says how far off the model is."""
+    return each.trust in JUDGED_TRUST and not each.row.texts["suspect"]
 
 
 def _fitted(rows: Sequence[Compared], start: StepConstants) -> StepConstants:
@@ -221,7 +230,7 @@ def _held_out(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> lis
         inputs = relative_error(step, at, constants)
         if not covered(step, constants):
             inputs = math.hypot(inputs, each.outcome.inputs)
-        found.append(_HeldOut(residual, inputs, known, each.trust, each.sort))
+        found.append(_HeldOut(residual, inputs, known, each.sort, each.mapped.source))
     return found
 
 
@@ -232,20 +241,30 @@ def _gpu(step: Linear) -> str:
 
 
 def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> ModelError:
-    """Residuals, error bars of inputs → error of the model that these do not explain."""
+    """Residuals, error bars of inputs → error of the model that these do not explain.
 
-    def numbers(group: Sequence[_HeldOut], what: str) -> dict[str, Quantity]:
+    A user's step is of none of the sources: where these are many and nothing was fitted to theirs,
+    intervals are to hold nine tenths of the next one's steps.
+    """
+
+    def numbers(
+        group: Sequence[_HeldOut], what: str, *, of_next: bool = False
+    ) -> dict[str, Quantity]:
         found = {}
         for sort in MODEL_CLASSES:
             own = [each for each in group if each.sort == sort]
             used, which = (own, sort) if len(own) >= MIN_ROWS else (group, "all sorts of models")
+            sources = [each.source for each in used]
+            many = of_next and len(set(sources)) >= MIN_SOURCES
             error = sufficient_error(
-                [each.residual for each in used], [each.inputs for each in used]
+                [each.residual for each in used],
+                [each.inputs for each in used],
+                sources if many else None,
             )
-            source = (
-                f"with it intervals hold 90 % of {len(used)} steps of trust A and B, {which}; "
-                f"{what}"
-            )
+            steps = f"{len(used)} steps of trust A and B, {which}"
+            if many:
+                steps = f"a next source's steps, by {steps}, of {len(set(sources))} sources"
+            source = f"with it intervals hold 90 % of {steps}; {what}"
             found[sort] = Quantity(1, "1", round(error, 3), source)
         return found
 
@@ -254,8 +273,8 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
             math.log(each.predicted / each.measured),
             each.outcome.inputs,
             False,
-            each.trust,
             each.sort,
+            each.mapped.source,
         )
         for each in plain
     ]
@@ -263,7 +282,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
     new = [each for each in trials if not each.known]
     families = "their families left out of the fit"
     return ModelError(
-        numbers(unfitted, "nothing fitted to steps"),
+        numbers(unfitted, "nothing fitted to steps", of_next=True),
         numbers(known or new, f"{families}, framework and GPU in it"),
         numbers(new or known, f"{families}, framework or GPU not in it"),
     )
