@@ -425,6 +425,7 @@ def test_values_that_the_user_gives(tmp_path: Path) -> None:
         (["--", "torchrun", "train.py"], "'torchrun' is given in place of the script"),
         (["--", "python", "none.py"], "none.py: there is no such script"),
         (["--world-size", "0", "--", "python", __file__], "--world-size is 0; it must be 1 to"),
+        (["--warm-up", "0", "--", "python", __file__], "--warm-up is 0; it must be 1 to"),
         (["--value", "x", "--", "python", __file__], "is not FILE:LINE=NUMBER"),
     ],
 )

@@ -41,6 +41,7 @@ def run_job(job: Job) -> NoReturn:
 def capture_rank(job: Job) -> None:
     """Run the script of a job as one of its ranks, and save the recording."""
     recorder = Recorder(job.rank, job.world, job.steps, job.values)
+    recorder.steps.passed_over = job.warm_up
     os.environ |= job.environment()
     import torch
 
