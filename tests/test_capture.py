@@ -285,6 +285,12 @@ SHOULD_SAY = {
         "train.py:3: the number of rows that a mask selects depends on values, which a capture "
         "does not have; give it: --value train.py:3=ROWS",
     ),
+    "checks": (
+        "import torch\nx = torch.randn(9, 99, device='cuda')\nif (x > 9).any():\n"
+        "    raise ValueError('out of range')",
+        "train.py:4: ValueError: out of range; at train.py:3 a value of type bool taken as True, "
+        "and --value train.py:3=X gives another",
+    ),
     "ended": ("raise SystemExit(3)", "train.py:1: ended with exit code 3"),
     "message": (
         "import sys\nsys.exit('no data\\nin /data')",
@@ -425,6 +431,7 @@ def test_values_that_the_user_gives(tmp_path: Path) -> None:
         (["--", "torchrun", "train.py"], "'torchrun' is given in place of the script"),
         (["--", "python", "none.py"], "none.py: there is no such script"),
         (["--world-size", "0", "--", "python", __file__], "--world-size is 0; it must be 1 to"),
+        (["--warm-up", "0", "--", "python", __file__], "--warm-up is 0; it must be 1 to"),
         (["--value", "x", "--", "python", __file__], "is not FILE:LINE=NUMBER"),
     ],
 )

@@ -171,6 +171,36 @@ def test_graph_breaks_are_listed(tmp_path: Path) -> None:
     assert square < loss + rest < square + 1000  # sigmoid, one and sum, the sum in two parts
 
 
+DYNAMIC = """
+import torch
+layer = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+class Drop(torch.nn.Module):
+    def __init__(self, keep):
+        super().__init__()
+        self.layer, self.keep = layer, keep
+
+    def forward(self, x):
+        return torch.relu(self.layer(x)) * x.new_empty(len(x), 1).bernoulli_(self.keep) / self.keep
+
+model = torch.compile(Drop(0.9), dynamic=True)
+for _ in range(3):
+    model(torch.randn(32, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_torch
+def test_dynamo_traces_anew_where_inductor_asks_for_it(tmp_path: Path) -> None:
+    """Numbers of Python that the graph needs as such are found while it is compiled."""
+    path = tmp_path / "train.py"
+    path.write_text(DYNAMIC)
+    (part,) = alone(script(path))
+    assert not any("operator by operator" in line for line in part.recording.replaced)
+    assert moved(part.recording, Phase.FORWARD, -1)
+
+
 @needs_torch
 def test_a_script_may_be_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")

@@ -350,12 +350,14 @@ for step in range(12):
 
 def test_an_optimizer_that_steps_seldom_is_told_of(tmp_path: Path) -> None:
     """As in DiLoCo, whose workers meet every so many steps."""
-    said = "SGD: none of its steps is among those recorded (--steps)"
+    said = "SGD: none of its steps is among those recorded (--warm-up, --steps)"
     found = captured(tmp_path, OUTER, world=4, steps=3)
     assert said not in found.replaced
     assert sent(found) == {"ALL_REDUCE": 64 * 64 * 4}
-    with_none = captured(tmp_path, OUTER.replace("step % 3 == 2", "step == 0"), world=4)
-    assert with_none.replaced[said] == 1
+    first = OUTER.replace("step % 3 == 2", "step == 0")
+    assert captured(tmp_path, first, world=4).replaced[said] == 1
+    late = captured(tmp_path, OUTER.replace("step % 3 == 2", "step > 6"), world=4, warm_up=8)
+    assert sent(late) == {"ALL_REDUCE": 64 * 64 * 4}
 
 
 POWER_SGD = """

@@ -217,3 +217,92 @@ except RuntimeError as error:
 def test_the_cause_of_an_error_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ValueError: stage 0 failed, since RuntimeError: mat1 "):
         captured(tmp_path, CAUSES)
+
+
+SHARED_EXPERTS = """
+import os
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.functional import silu
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "ep"))
+everyone, group = mesh._flatten("all"), mesh["ep"].get_group()
+
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Parameter(torch.randn(8, 256, 512, device="cuda"))
+        self.down = torch.nn.Parameter(torch.randn(8, 512, 256, device="cuda"))
+
+    def forward(self, x, counts):
+        up, down = (each.to_local().bfloat16() for each in (self.up, self.down))
+        ends = counts.cumsum(0, dtype=torch.int32)
+        x = silu(torch._grouped_mm(x.bfloat16(), up, offs=ends))
+        return torch._grouped_mm(x, down, offs=ends)
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, out, into):
+        ctx.out, ctx.into = out, into
+        y = x.new_empty(sum(out), x.shape[1])
+        dist.all_to_all_single(y, x.contiguous(), out, into, group=group)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Exchange.apply(gradient, ctx.into, ctx.out), None, None
+
+class Mixture(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = torch.nn.Linear(256, 8, bias=False, device="cuda")
+        self.experts = Experts()
+
+    def forward(self, x):
+        weights, chosen = self.router(x).float().sigmoid().topk(2, dim=1)
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.histc(chosen.flatten().float(), bins=8, min=0, max=8)
+        received = torch.empty_like(counts)
+        dist.all_to_all_single(received, counts, group=group)
+        into, out = (each.view(4, -1).sum(1).int().tolist() for each in (counts, received))
+        rows = Exchange.apply(x[order // 2], out, into)
+        y = self.experts(rows, received.view(4, -1).sum(0).int())
+        y = Exchange.apply(y, into, out) * weights.flatten()[order, None].to(y.dtype)
+        return torch.zeros_like(x).index_add(0, order // 2, y)
+
+layers = torch.nn.ModuleList(Mixture() for _ in range(2))
+policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+for layer in layers:
+    for name, each in list(layer.experts.named_parameters()):
+        own = torch.nn.Parameter(distribute_tensor(each, mesh["ep"], [Shard(0)]))
+        layer.experts.register_parameter(name, own)
+    rows = {"shard_placement_fn": lambda _: Shard(1)}
+    fully_shard(layer.experts, mesh=mesh["dp"], mp_policy=policy, **rows)
+    fully_shard(layer, mesh=everyone, mp_policy=policy)
+optimizer = torch.optim.AdamW(layers.parameters())
+for _ in range(3):
+    x = torch.randn(1024, 256, device="cuda")
+    for layer in layers:
+        x = x + layer(x).float()
+    x.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_experts_are_sharded_along_another_dimension(tmp_path: Path) -> None:
+    """Experts of four ranks, each sharded over two along their rows, as torchtitan has them."""
+    found = captured(tmp_path, SHARED_EXPERTS, ranks=[0], world=8)
+    rows, inner, outer = 2 * 1024, 256, 512
+    product = 2 * rows * inner * outer
+    # Two products forward and four backward a layer; the first layer's input has no gradient.
+    assert flops(found)["grouped_gemm"] == (2 * 6 - 1) * product
+    # Tokens there and back in both directions, but for that gradient.
+    assert sent(found, size=4, least=1000) == {"ALL_TO_ALL": (2 * 4 - 1) * rows * inner * 2}
+    experts = 2 * (8 // 4) * inner * outer
+    halves = sent(found, size=2)
+    assert halves == {"ALL_GATHER": 2 * 2 * experts * 2, "REDUCE_SCATTER": 2 * experts * 4}

@@ -134,6 +134,21 @@ def test_qr_is_off_by_no_more_than_a_step_is(shape: tuple[int, int], measured: f
     assert found == pytest.approx(measured, rel=quantity("factorization_step").error)
 
 
+def test_slices_of_one_place_are_added_one_after_another() -> None:
+    """As in Megatron-LM's trace on an A800, where nearly all tokens are another rank's: 37.9 ms."""
+    tokens, width = 32_768, 1024
+    given, values = TensorSpec("int64", (tokens,)), TensorSpec("bfloat16", (tokens, width))
+
+    def took(rows: int) -> float:
+        table = TensorSpec("bfloat16", (rows, width))
+        call = OperatorCall("aten::index_put_", (table, (given,), values, True), (table,))
+        return OperatorPricing(find_gpu("a800-sxm")).price(kernels_of(call)).duration / 1e9
+
+    assert took(1) == pytest.approx(37.9, rel=0.1)
+    assert took(2) == pytest.approx(took(1) / 2, rel=0.01)
+    assert took(tokens) < 0.3  # of different rows, by memory
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "measured"),
     # torch.linalg.eigh and matrix_rank in fp32, µs: pull requests 3951 (H20) and 5942 of

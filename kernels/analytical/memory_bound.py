@@ -22,6 +22,8 @@ with as many warps at work as the GPU holds (`Elementwise.loads`):
 
     loads × reduction_step / (multiprocessors × warps of one)
 
+and the one warp that adds up all that is written to one place (`Elementwise.chained`).
+
 What goes column by column through a matrix takes a time for each step (`Elementwise.steps`),
 whatever the size of the matrix.
 
@@ -77,6 +79,7 @@ def _columns(kernel: Kernel) -> dict[str, float | int | str]:
         "indexed": (found and found.indexed) or 0,
         "instructions": (found and found.instructions) or 0,
         "loads": (found and found.loads) or 0,
+        "chained": (found and found.chained) or 0,
         "steps": (found and found.steps) or 0,
         **column_sum_columns(found),
     }
@@ -123,6 +126,7 @@ def _waiting(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
     0 for most kernels.
     """
     seconds = columns.get("loads", 0) * STEP / (gpu.sms * gpu.sm_threads / gpu.warp_size)
+    seconds = seconds + columns.get("chained", 0) * STEP
     waiting = where(seconds > hidden, seconds - hidden, 0.0)
     waiting = waiting + columns.get("steps", 0) * FACTORIZATION_STEP
     if "summed" not in columns:

@@ -41,7 +41,7 @@ GPU_ALIASES = {
 """Names in these files beside those of ``data/gpus.toml``. PyTorch sees one die of an MI250, which
 has the units, the clock and the bandwidth of an MI210."""
 
-NOT_SIZES = ("variant", "instructions", "loads", "summed", "sums", "steps", "sorts")
+NOT_SIZES = ("variant", "instructions", "loads", "chained", "summed", "sums", "steps", "sorts")
 """Fields of kernels that no measured row tells apart: neither the side of a row nor its fold may
 depend on them."""
 

@@ -55,6 +55,9 @@ class Elementwise(Kernel):
     loads : int, optional
         Loads that warps wait for one after another, in all warps, of kernels that find the places
         of their rows in one list after another.
+    chained : int, optional
+        Loads that one warp waits for one after another, of kernels that add up what is written to
+        one place by one warp.
     summed : int, optional
         Rows of a matrix that are added up, column by column, as for the gradient of a bias; `sums`
         is the number of its columns.
@@ -71,6 +74,7 @@ class Elementwise(Kernel):
     indexed: int | None = None
     instructions: int | None = field(default=None, kw_only=True)
     loads: int | None = field(default=None, kw_only=True)
+    chained: int | None = field(default=None, kw_only=True)
     summed: int | None = field(default=None, kw_only=True)
     sums: int | None = field(default=None, kw_only=True)
     steps: int | None = field(default=None, kw_only=True)

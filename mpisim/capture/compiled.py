@@ -222,6 +222,8 @@ def _compiling(recorder: Recorder, original: Callable[..., Any]) -> Callable[...
         inside.append(True)
         try:
             compiled = original(model, inputs, *args, **kwargs)
+        except torch._dynamo.exc.RestartAnalysis:  # Dynamo traces anew, as it does on a device
+            raise
         except Exception as error:  # PyTorch's own; the model runs without, too
             text = " ".join(str(error).split())[:100]
             recorder.replaced[

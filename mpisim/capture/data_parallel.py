@@ -320,7 +320,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
                 said = f"PowerSGD begins in step {first + 1}, in place of step {begins + 1}"
                 self._recorder.replaced[said] += 1
             named.start_powerSGD_iter = first
-            self._recorder.steps.passed_over = first + 1
+            steps = self._recorder.steps
+            steps.passed_over = max(steps.passed_over, first + 1)
 
     def _set_static_graph(self) -> None:
         self.static_graph = True

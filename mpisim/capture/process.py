@@ -41,6 +41,7 @@ def run_job(job: Job) -> NoReturn:
 def capture_rank(job: Job) -> None:
     """Run the script of a job as one of its ranks, and save the recording."""
     recorder = Recorder(job.rank, job.world, job.steps, job.values)
+    recorder.steps.passed_over = job.warm_up
     os.environ |= job.environment()
     import torch
 
@@ -62,7 +63,7 @@ def capture_rank(job: Job) -> None:
             if ending.code not in (None, 0):
                 failure = MpisimError(f"{_raised_in(job, ending)[0]}: {_said_at_the_end(ending)}")
         except BaseException as error:
-            failure = _described(job, error)
+            failure = _described(job, error, recorder.values.behind(error))
     if failure is not None:
         raise InputError(f"rank {job.rank}: {failure}")
     with contextlib.suppress(Ended):
@@ -105,8 +106,11 @@ def _raised_in(job: Job, error: BaseException) -> tuple[str, str]:
     return where, inside
 
 
-def _described(job: Job, error: BaseException) -> MpisimError:
-    """Exception of the script → error with the script's line, and the library's that raised."""
+def _described(job: Job, error: BaseException, value: str) -> MpisimError:
+    """Exception of the script → error with the script's line, and the library's that raised.
+
+    And with the value that it may come from.
+    """
     where, inside = _raised_in(job, error)
     if job.show:
         traceback.print_exception(error)
@@ -117,7 +121,7 @@ def _described(job: Job, error: BaseException) -> MpisimError:
     if cause is not None and str(cause) not in str(error):  # a library says where, the first what
         why = " ".join(str(cause).split())
         text = f"{text[:250]}, since {type(cause).__name__}: {why}"
-    return MpisimError(f"{where}: {type(error).__name__}: {text[:500]}{inside}")
+    return MpisimError(f"{where}: {type(error).__name__}: {text[:500]}{inside}{value}")
 
 
 def _install(recorder: Recorder, device: Device, job: Job) -> Any:

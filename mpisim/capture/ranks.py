@@ -54,6 +54,8 @@ class Script:
         Whether it is a module, as ``python -m`` has it.
     without : tuple of str
         Libraries of kernels that the job does not have, of those that are stood in for.
+    warm_up : int
+        Steps before those that are recorded, at least.
     """
 
     path: str
@@ -66,6 +68,7 @@ class Script:
     show: bool = False
     module: bool = False
     without: tuple[str, ...] = ()
+    warm_up: int = 1
 
 
 class _Runs:
@@ -117,6 +120,7 @@ class _Runs:
             received,
             script.without,
             os.getcwd(),
+            script.warm_up,
         )
 
 

@@ -434,7 +434,9 @@ class Recorder:
         """
         bounds, warm_up = self.steps.bounds()
         for name in self.steps.idle():
-            self.replaced[f"{name}: none of its steps is among those recorded (--steps)"] += 1
+            self.replaced[
+                f"{name}: none of its steps is among those recorded (--warm-up, --steps)"
+            ] += 1
         first = bounds[0]
         items = []
         for step, (begin, end) in enumerate(pairwise(bounds)):

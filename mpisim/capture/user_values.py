@@ -7,6 +7,7 @@ likely, or what the user gives for the line that asks, and lists each answer by 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ __all__ = ["UserValues"]
 
 _OWN = (str(Path(__file__).parent), "/torch/", "<frozen", "<string>")
 """Parts of paths of files that are not the user's."""
+
+_NEAR = 2
+"""Lines behind a read in which an error is taken to come from it: ``if`` and ``raise``."""
 
 
 class UserValues:
@@ -34,6 +38,8 @@ class UserValues:
         Places of `given` that were asked for.
     taken : Counter of str
         Sentences: place, question and answer, and how often each was given.
+    last : tuple of (str, int, str)
+        Of the last value that was not known: file and line that asked, and what was taken.
     own : list of str
         Parts of paths of files that are not the user's.
     """
@@ -42,6 +48,7 @@ class UserValues:
         self.given = given
         self.used: set[str] = set()
         self.taken: Counter[str] = Counter()
+        self.last = "", 0, ""
         self.own = list(_OWN)
         self._repeated = RepeatedReads()
 
@@ -67,6 +74,8 @@ class UserValues:
         elif likely is True and self._repeated.once_more():
             value = False  # of a loop that ends when something is no longer true
         self.taken[f"{where}: {what} taken as {value}"] += 1
+        file, line = self._innermost()
+        self.last = file, line, f"{what} taken as {value}"
         return value
 
     def asked(self) -> bool:
@@ -123,15 +132,40 @@ class UserValues:
             frame = frame.f_back
         return outer
 
-    def _innermost_line(self) -> str:
+    def _innermost(self) -> tuple[str, int]:
         """Return file and line of what asks: the user's code, or a library that it has called."""
         frame: Any = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
             if not any(part in file for part in self.own):
-                return f"{Path(file).name}:{frame.f_lineno}"
+                return file, frame.f_lineno
             frame = frame.f_back
-        return "the script"
+        return "", 0
+
+    def _innermost_line(self) -> str:
+        """Return file and line of what asks, as `--value` names them."""
+        file, line = self._innermost()
+        return f"{Path(file).name}:{line}" if file else "the script"
+
+    def behind(self, error: BaseException) -> str:
+        """Error of the script → the value taken a few lines before it, and how to give another.
+
+        Parameters
+        ----------
+        error : BaseException
+
+        Returns
+        -------
+        str
+            Empty if none was.
+        """
+        file, line, what = self.last
+        frames = traceback.extract_tb(error.__traceback__)
+        raised = [each.lineno or 0 for each in frames if each.filename == file]
+        if not any(line <= each <= line + _NEAR for each in raised):
+            return ""
+        place = f"{Path(file).name}:{line}"
+        return f"; at {place} {what}, and --value {place}=X gives another"
 
     def _given_place(self) -> str | None:
         """Return the line that asks, of the user's code or a library's, if a value is given."""

@@ -80,6 +80,14 @@ def add_parser(subparsers: Any) -> None:
         "--steps", type=int, default=1, metavar="K", help="steps to record (default: 1)"
     )
     parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=1,
+        metavar="N",
+        help="steps before those that are recorded, for scripts that begin otherwise than they go "
+        "on (default: 1)",
+    )
+    parser.add_argument(
         "--value",
         action="append",
         default=[],
@@ -126,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     """Capture, simulate, and print the report; the first process prints."""
     check_options(args)
     path, arguments, module = _script(args.command)
-    for option in ("world_size", "steps"):
+    for option in ("world_size", "steps", "warm_up"):
         least, most = 1, MOST_RANKS
         if not least <= getattr(args, option) <= most:
             name = option.replace("_", "-")
@@ -169,6 +177,7 @@ def run(args: argparse.Namespace) -> int:
         args.show_output,
         module,
         without,
+        args.warm_up,
     )
     with (
         progress(comm, "running the script") as update,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..kernels.numbers import quantity
 from ..kernels.operations import Copy, Elementwise, Kernel
 from .call import OperatorCall, TensorSpec
 from .streams import stream
@@ -41,6 +42,9 @@ _SINGLE_TILE = 4096
 """Items that CUB sorts in one block, by a single kernel, of the order of its tile."""
 _MASKS = ("bool", "uint8")
 """Types of tensors that select elements where they stand as indices."""
+_SMALL_SLICE = 32
+"""Elements of a slice up to which ``index_put_`` adds up slices in other ways: those of a warp."""
+_PUT_LOADS = round(quantity("index_put_loads").si)
 
 
 def index_select(call: OperatorCall) -> Kernels | None:
@@ -108,11 +112,26 @@ def index_put(call: OperatorCall) -> Kernels | None:
     if masks:
         chosen = values.shape[0] if values.shape else 1
         found = tuple(kernel for each in masks for kernel in _selected(each, chosen))
-    write = stream(3 * moved + 8 * chosen, indexed=values.elements)
+    amount = 3 * moved + 8 * chosen
     if number(call, 3, 0) and values.shape:
-        bits = max(1, (_places(to.shape, call.inputs[1]) - 1).bit_length())
-        return (*found, *sort_kernels(chosen, 8, 8, bits), *write)
-    return (*found, *write)
+        places = max(1, _places(to.shape, call.inputs[1]))
+        bits = max(1, (places - 1).bit_length())
+        sums = _added(amount, values.elements, chosen, places)
+        return (*found, *sort_kernels(chosen, 8, 8, bits), *sums)
+    return (*found, *stream(amount, indexed=values.elements))
+
+
+def _added(amount: int, elements: int, slices: int, places: int) -> Kernels:
+    """Bytes, elements, slices and places → the kernel that adds up slices of one place.
+
+    A warp adds them to what is there one after another; places are taken to have equally many.
+    Slices of up to 32 elements have other kernels, whose waits are not counted.
+    """
+    if amount <= 0:
+        return ()
+    alike = -(-slices // places) if elements > _SMALL_SLICE * slices else 0
+    waits = _PUT_LOADS * alike if alike > 1 else None
+    return (Elementwise(amount, indexed=elements or None, chained=waits),)
 
 
 def _places(shape: tuple[int, ...], indices: Any) -> int:
