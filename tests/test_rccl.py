@@ -179,8 +179,8 @@ class TestTime:
         found = choice(system("mi300x-8gpu", (2, 22)), 1, 128)
         assert found.seconds(128) == pytest.approx(23.2 * US, rel=0.01)
 
-    # github:prasad-nair-amd/alibaba, README.md of 44.2 kB, RCCL 2.27.7: sizes picked with all 23 of
-    # the curve at hand, among those within 10 %; the next test has others.
+    # github:prasad-nair-amd/alibaba, README.md, its test 11, RCCL 2.27.7: sizes picked with all 23
+    # of the curve at hand, among those within 10 %; the next test has others.
     @pytest.mark.parametrize(
         ("bytes", "measured"),
         [(4 * KiB, 46.9), (64 * KiB, 50.0), (256 * KiB, 60.2), (1 * MiB, 69.0), (4 * MiB, 88.6)],

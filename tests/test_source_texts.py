@@ -22,6 +22,13 @@ def test_no_source_is_the_number_of_an_index(path: Path) -> None:
     assert re.findall(r".*\b(?:file index|index id|github's index|id \d{6,}).*", text) == []
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DATA)))
+def test_no_source_is_told_by_its_size(path: Path) -> None:
+    """Versions of a file differ by what they hold, which a reader can look for."""
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r".*(?:\w\.\w+|\bversion) of [\d.]+ kB.*", text) == []
+
+
 @pytest.mark.parametrize("name", COMPARED)
 def test_every_measurement_has_a_source(name: str) -> None:
     """A repository and a path, an address, a paper, or words by which a page can be found."""
