@@ -13,7 +13,8 @@ the same of steps whose way was compared, but on a library that leaves the model
 or not by the recipe for performance that the framework has. That is found on the halves of `TABLES`
 that serve to find causes, so that the intervals of the other halves are a check. The rows of one
 publisher are off together, and the step of a user is of none of them: each publisher counts the
-same, and intervals are to hold nine tenths of the next one's rows (`sufficient_error`).
+same, and intervals are to hold nine tenths of the next one's rows, or of those known where fewer
+than three publishers would decide how many that are (`sufficient_error`).
 
 An error that the file has is not made smaller: the larger of it and the one found is written, and
 beside it what was found. As long as intervals hold less than they say, new rows do not make them
@@ -218,7 +219,7 @@ def _source(used: list[dict[str, Any]], publishers: Mapping[str, str], what: str
     logs = [math.log(case["measured"] / case["predicted"]) for case in used]
     longer = math.exp(math.fsum(logs) / len(logs))
     return (
-        f"with it 90 % intervals hold 90 % of a next publisher's steps, by {len(used)} steps of "
+        f"with it 90 % intervals hold 90 % of publishers' steps, by {len(used)} steps of "
         f"{len({publishers[case['id']] for case in used})} publishers in data/validation/{names}, "
         f"halves for causes, {what}; in the geometric mean these took {longer:.2f} times as long "
         f"as predicted"

@@ -188,17 +188,18 @@ def test_intervals_hold_nine_of_ten(rows: list[tuple[float, float]]) -> None:
 
 
 def test_a_next_source_may_have_any_place_among_those_known() -> None:
-    # Twenty sources, off by 0.01 to 0.2: of 21 places for a next one 18.9 are to be held.
-    names = [f"source {i}" for i in range(20)]
-    residuals = [0.01 * (i + 1) for i in range(20)]
-    error = sufficient_error(residuals, [0.0] * 20, names)
-    assert error == pytest.approx(0.19 / Z_90)
-    assert sufficient_error(residuals, [0.0] * 20) == pytest.approx(0.18 / Z_90)
+    # Forty sources, off by 0.01 to 0.4: of 41 places for a next one 36.9 are to be held.
+    names = [f"source {i}" for i in range(40)]
+    residuals = [0.01 * (i + 1) for i in range(40)]
+    error = sufficient_error(residuals, [0.0] * 40, names)
+    assert error == pytest.approx(0.37 / Z_90)
+    assert sufficient_error(residuals, [0.0] * 40) == pytest.approx(0.36 / Z_90)
     # More rows of one do not count more.
-    again = sufficient_error([*residuals, *[0.01] * 100], [0.0] * 120, [*names, *names[:1] * 100])
+    again = sufficient_error([*residuals, *[0.01] * 99], [0.0] * 139, [*names, *names[:1] * 99])
     assert again == pytest.approx(error)
-    # Too few to hold nine tenths of: the farthest is held.
-    assert sufficient_error([0.1, 0.3], [0.0, 0.0], ["a", "b"]) == pytest.approx(0.3 / Z_90)
+    # Of twenty, one would be left outside, and decide: nine tenths of those known are held.
+    few = sufficient_error(residuals[:20], [0.0] * 20, names[:20])
+    assert few == pytest.approx(0.18 / Z_90)
 
 
 # --- the whole way ------------------------------------------------------------------------------

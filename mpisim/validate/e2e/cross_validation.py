@@ -49,6 +49,9 @@ ROUNDING = 1e-9
 MIN_SOURCES = 9
 """Sources from which nine tenths of the next one's rows are no more than all of theirs."""
 
+MIN_OUTSIDE = 3
+"""Sources with rows outside intervals, from which no single one decides how wide they are."""
+
 Key = Callable[[Family], Family]
 """Family of a row → what is held out together with it."""
 
@@ -263,7 +266,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
             )
             steps = f"{len(used)} steps of trust A and B, {which}"
             if many:
-                steps = f"a next source's steps, by {steps}, of {len(set(sources))} sources"
+                steps = f"sources' steps, by {steps}, of {len(set(sources))} sources"
             source = f"with it intervals hold 90 % of {steps}; {what}"
             found[sort] = Quantity(1, "1", round(error, 3), source)
         return found
@@ -302,21 +305,30 @@ def sufficient_error(
     inputs : sequence of float
         Relative error bars from what the steps depend on.
     sources : sequence of str, optional
-        Of each row who measured it. Then 90 % of the next source's rows are to be held, whose place
-        among n known ones may be any: each source counts the same, and 0.9 (n + 1) / n of them are
-        held.
+        Of each row who measured it. Then each source counts the same, and 90 % of the next one's
+        rows are to be held, whose place among n known ones may be any: 0.9 (n + 1) / n of them are
+        held. Where fewer than `MIN_OUTSIDE` sources have rows beyond that, these few would decide,
+        and 90 % of those known are held.
     """
     if not len(residuals):
         return 0.0
     # Row i is inside where error² >= (residual / Z_90)² - inputs².
     needed = np.maximum((np.array(residuals) / Z_90) ** 2 - np.array(inputs) ** 2, 0.0)
-    counts = Counter(range(len(needed)) if sources is None else sources)
-    share = INTERVAL_SHARE if sources is None else INTERVAL_SHARE * (len(counts) + 1) / len(counts)
-    weights = [1 / (len(counts) * counts[each]) for each in (sources or counts)]
+    names: Sequence[object] = range(len(needed)) if sources is None else sources
+    counts = Counter(names)
+    weights = np.array([1 / (len(counts) * counts[each]) for each in names])
     order = np.argsort(needed, kind="stable")
-    held = np.cumsum(np.array(weights)[order])
-    last = int(np.searchsorted(held, share - ROUNDING))
-    return math.sqrt(needed[order[min(last, len(order) - 1)]])
+    held = np.cumsum(weights[order])
+
+    def least(share: float) -> float:
+        last = int(np.searchsorted(held, share - ROUNDING))
+        return float(needed[order[min(last, len(order) - 1)]])
+
+    error = least(INTERVAL_SHARE * (len(counts) + 1) / len(counts))
+    beyond = {name for name, each in zip(names, needed, strict=True) if each > error}
+    if sources is None or len(beyond) < MIN_OUTSIDE:
+        error = least(INTERVAL_SHARE)
+    return math.sqrt(error)
 
 
 HEAD = """\
