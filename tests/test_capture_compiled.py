@@ -201,6 +201,32 @@ def test_dynamo_traces_anew_where_inductor_asks_for_it(tmp_path: Path) -> None:
     assert moved(part.recording, Phase.FORWARD, -1)
 
 
+STEP = """
+import torch
+layer = torch.nn.Linear(64, 32).cuda()
+optimizer = torch.optim.AdamW(layer.parameters(), foreach=True)
+
+@torch.compile
+def step():
+    optimizer.step()
+
+for _ in range(3):
+    layer(torch.randn(8, 64, device="cuda")).sum().backward()
+    step()
+    optimizer.zero_grad()
+"""
+
+
+@needs_torch
+def test_a_compiled_step_of_an_optimizer_is_fused(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(STEP)
+    (part,) = alone(script(path))
+    assert not any("a graph runs operator by operator" in line for line in part.recording.replaced)
+    # Parameters, both means and gradients are read, all but gradients written; and two counts.
+    assert sum(moved(part.recording, Phase.OPTIMIZER, -1)) == 7 * FP32 * 65 * 32 + 2 * 2 * FP32
+
+
 @needs_torch
 def test_a_script_may_be_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")

@@ -13,6 +13,7 @@ their import takes seconds.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import weakref
@@ -21,7 +22,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_leaves
 
 from ..operators import FUSED, OperatorCall
@@ -157,6 +162,10 @@ def _install_compiler(recorder: Recorder, dispatch: Dispatch) -> None:
     skip_code(DistributedDataParallel.forward.__code__)
     _install_memory(recorder)
     _install_folding()
+    _install_optimizers(dispatch)
+    # Tracing moves numbers that it knows to the device: they are not worked out there.
+    put: Any = torch.ops.prims.device_put.default
+    put._tags = [*put._tags, torch.Tag.nondeterministic_seeded]
 
     def kernel(self: Any, name: str, source: str, device_str: str = "cuda") -> Any:
         return _Kernel(name, source, dispatch)
@@ -186,6 +195,25 @@ def _install_memory(recorder: Recorder) -> None:
 
     guards._empty_strided_cuda, guards._reinterpret_tensor = empty, view
     c._cuda_getCurrentRawStream = lambda device: recorder.stream
+
+
+def _install_optimizers(dispatch: Dispatch) -> None:
+    """States of optimizers, which Dynamo has made while it traces a step: recorded like others."""
+
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def init_group(*args: Any, **kwargs: Any) -> Any:
+            if dispatch in _get_current_dispatch_mode_stack():
+                return original(*args, **kwargs)
+            with dispatch:
+                return original(*args, **kwargs)
+
+        return init_group
+
+    for each in vars(torch.optim).values():
+        named: Any = each
+        if isinstance(each, type) and "_init_group" in vars(each):
+            named._init_group = recorded(named._init_group)
 
 
 def _install_folding() -> None:

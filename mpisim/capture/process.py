@@ -262,6 +262,7 @@ def _install_functions(recorder: Recorder) -> None:
 def _install_optimizers(dispatch: Any) -> None:
     """Patch torch.optim: foreach kernels take fake tensors, and states are named in memory."""
     import torch
+    from torch._compile import _disable_dynamo
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.optim import optimizer as optimizers
     from torch.utils import _foreach_utils
@@ -276,7 +277,7 @@ def _install_optimizers(dispatch: Any) -> None:
     for module in modules:
         module._has_foreach_support = has_foreach
     optimizers.register_optimizer_step_post_hook(
-        lambda optimizer, args, kwargs: dispatch.memory.name_states(optimizer)
+        _disable_dynamo(lambda optimizer, args, kwargs: dispatch.memory.name_states(optimizer))
     )
 
 
@@ -405,6 +406,7 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
 def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
     """Follow modules, backward passes and steps of optimizers."""
     import torch
+    from torch._compile import _disable_dynamo
     from torch.nn.modules import module as modules
     from torch.optim import optimizer as optimizers
     from torch.utils.weak import WeakIdKeyDictionary
@@ -451,5 +453,6 @@ def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
         recorder.phase = int(Phase.NONE)
         recorder.optimizer_stepped(optimizer)
 
-    optimizers.register_optimizer_step_pre_hook(begins)
-    optimizers.register_optimizer_step_post_hook(ended)
+    # Of a compiled step Dynamo compiles neither them nor what they call.
+    optimizers.register_optimizer_step_pre_hook(_disable_dynamo(begins))
+    optimizers.register_optimizer_step_post_hook(_disable_dynamo(ended))
