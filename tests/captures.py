@@ -23,6 +23,7 @@ from mpisim.capture.recording import ItemKind, Recording
 from mpisim.kernels import find_gpu
 from mpisim.kernels.operations import Kernel
 from mpisim.operators.table import kernels_of
+from mpisim.topo import find_cluster
 
 SCRIPTS = Path(__file__).parent / "captured"
 
@@ -58,8 +59,9 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 
 def script(path: Path | str, *arguments: str, world: int = 1, **options: Any) -> Script:
-    """A script, as the command line has it."""
-    device = device_of(find_gpu(options.pop("gpu", "h100-sxm")))
+    """A script, as the command line has it: on nodes of 8 with the links of a DGX H100."""
+    gpu = find_gpu(options.pop("gpu", "h100-sxm"))
+    device = device_of(gpu, find_cluster("dgx-h100").rates())
     return Script(str(path), arguments, world, 8, options.pop("steps", 1), device, **options)
 
 

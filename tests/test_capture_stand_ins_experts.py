@@ -98,16 +98,20 @@ def expected_parts(experts: int, choices: int, parts: int) -> float:
 def test_deep_ep(tmp_path: Path, world: int, how: str) -> None:
     from math import ceil
 
-    from mpisim.workloads.transformer.exchange_rates import slowdown
+    from mpisim.topo import find_cluster
+    from mpisim.workloads.transformer.exchange_rates import ExchangeGroup, priced_bytes
 
     found = captured(tmp_path, DISPATCHED, how, world=world)
+    inside, across = find_cluster("dgx-h100").rates() or (None, None)
     nodes = world // 8
     tokens = ceil(256 * expected_parts(64, 4, nodes if nodes > 1 else world))
     for way in ("dispatch", "combine"):
-        factor = slowdown("flex", way, world, nodes)  # type: ignore[arg-type]
-        assert (factor > 1) == (nodes > 1)
+        group, row = ExchangeGroup(world, nodes, across if nodes > 1 else inside), 1024 * 2
+        arrived, size = ceil(256 * expected_parts(64, 4, world)), row * tokens
+        expected = priced_bytes("flex", way, group, size, arrived, row)  # type: ignore[arg-type]
+        assert expected > size
         sizes = [each.bytes for each in found.items if each.name == f"DeepEP's {way}"]
-        assert sizes == [ceil(factor * tokens * 1024 * 2)]
+        assert sizes == [expected]
     kinds = {
         name: count for name, count in operators_in(found).items() if name.startswith("deep_ep::")
     }

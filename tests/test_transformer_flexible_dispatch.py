@@ -23,6 +23,7 @@ from mpisim.workloads.transformer.hybrid_ep import Exchange, copy_rows, sum_rows
 def test_the_flexible_dispatcher_sends_each_token_once_to_each_rank() -> None:
     # 4 ranks of 2 of 8 experts, two for each token: a rank is spared if both are among the other
     # 6, with probability 6/8 × 5/7 = 15/28, so that 4 × 13/28 = 13/7 ranks get a token; ⌈8 × 13/7⌉.
+    # The links take 1.12 and 1.16 times as long as with NCCL, to the experts and back.
     layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex")
     token, arrived, copies = 16 * 2, 15, 16
     dispatch, combine = operator(layer, "dispatch"), operator(layer, "combine")
@@ -36,23 +37,23 @@ def test_the_flexible_dispatcher_sends_each_token_once_to_each_rank() -> None:
         f"dispatch notification: {4 * 8 * 4} bytes",
         f"read token counts: {8 * (1 + 2)} bytes",
         "wait for token counts: read token counts",
-        f"dispatch all-to-all: A2A ep {token * arrived}",
+        f"dispatch all-to-all: A2A ep {math.ceil(1.12 * token * arrived)}",
         f"token rows: {arrived * 2 * 25} bytes",
         f"permutation: {token * (arrived + copies)} bytes",
     ]
     assert sent(dispatch.backward) == [
         f"permutation backward: {token * (arrived + copies)} bytes",
         f"dispatch gradient notification: {8 * 4 * 4} bytes",
-        f"dispatch gradient all-to-all: A2A ep {token * arrived}",
+        f"dispatch gradient all-to-all: A2A ep {math.ceil(1.16 * token * arrived)}",
     ]
     assert lines(combine.forward) == [
         f"unpermutation: {token * (arrived + copies)} bytes",
         f"combine notification: {8 * 4 * 4} bytes",
-        f"combine all-to-all: A2A ep {token * arrived}",
+        f"combine all-to-all: A2A ep {math.ceil(1.16 * token * arrived)}",
     ]
     assert lines(combine.backward) == [
         f"combine gradient notification: {4 * 8 * 4} bytes",
-        f"combine gradient all-to-all: A2A ep {token * arrived}",
+        f"combine gradient all-to-all: A2A ep {math.ceil(1.12 * token * arrived)}",
         f"unpermutation backward: {token * (arrived + copies)} bytes",
     ]
 
@@ -85,15 +86,15 @@ def test_lists_of_experts_that_deep_ep_brings_become_a_map() -> None:
 
 def test_the_flexible_dispatcher_sends_each_token_once_to_each_node() -> None:
     # Two nodes of two of these ranks: 2 (1 - 4/8 × 3/7) = 11/7 nodes get a token; ⌈8 × 11/7⌉.
-    # On few nodes DeepEP's kernels take 1.12 and 1.13 times as long as NCCL.
+    # On few nodes DeepEP's kernels take 1.1 and 1.4 times as long as NCCL.
     made = plan(ep=4, dp=4, etp=1, moe_dispatcher="flex")
     found = transformer_network(TINY, made, Grid.of(made, 4, per_node=2))
     sizes = [size for _, group, size in communications(found.of_role("block")[0]) if group == "ep"]
-    assert sizes == [math.ceil(factor * 16 * 2 * 13) for factor in (1.12, 1.13)]
+    assert sizes == [math.ceil(factor * 16 * 2 * 13) for factor in (1.1, 1.4)]
 
 
 def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None:
-    # Its kernels take 1.02 and 1.12 times as long as NCCL, to the experts and back.
+    # Its kernels take 0.97 and 1.04 times as long as NCCL, to the experts and back.
     layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="hybrid-ep")
     arrived = 15
     size = arrived * (16 * 2 + 8 * 4)
@@ -103,14 +104,14 @@ def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None
         f"token maps: {2 * 4 * 8 * 8} bytes",
         f"read token counts: {8 * (1 + 2)} bytes",
         "wait for token counts: read token counts",
-        f"dispatch all-to-all: A2A ep {math.ceil(1.02 * size)}",
+        f"dispatch all-to-all: A2A ep {math.ceil(0.97 * size)}",
         f"token rows: {arrived * 2 * 17} bytes",
         f"permutation: {16 * 2 * (arrived + 16)} bytes",
     ]
-    gradient = f"dispatch gradient all-to-all: A2A ep {math.ceil(1.12 * size)}"
+    gradient = f"dispatch gradient all-to-all: A2A ep {math.ceil(1.04 * size)}"
     assert lines(dispatch.backward)[-1] == gradient
     assert lines(operator(layer, "combine").forward)[-1] == (
-        f"combine all-to-all: A2A ep {math.ceil(1.12 * arrived * 16 * 2)}"
+        f"combine all-to-all: A2A ep {math.ceil(1.04 * arrived * 16 * 2)}"
     )
 
 
@@ -120,12 +121,12 @@ def test_the_flexible_dispatcher_in_fp8_sends_a_byte_a_number() -> None:
     assert found[4:] == [
         f"dispatch cast: {8 * 16 * 3} bytes",
         "wait for token counts: read token counts",
-        f"dispatch all-to-all: A2A ep {15 * 16}",
+        f"dispatch all-to-all: A2A ep {math.ceil(1.12 * 15 * 16)}",
         f"dispatch cast back: {15 * 16 * 3} bytes",
         f"token rows: {15 * 2 * 25} bytes",
         f"permutation: {16 * 2 * (15 + 16)} bytes",
     ]
-    gradient = f"combine gradient all-to-all: A2A ep {15 * 16}"
+    gradient = f"combine gradient all-to-all: A2A ep {math.ceil(1.12 * 15 * 16)}"
     assert lines(operator(layer, "combine").backward)[2] == gradient
 
 

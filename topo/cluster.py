@@ -183,6 +183,29 @@ class Cluster:
         switched = bool((topology.kind >= LinkKind.NIC).any())
         return topology.nics == 0 and (switched or topology.n_gpus > self.gpus_per_node)
 
+    def rates(self, gpus: int | None = None) -> tuple[float, float] | None:
+        """Bytes per second that a GPU sends to others of its node, and by its share of the NICs.
+
+        Where nothing leads to other nodes both are the links inside one.
+
+        Parameters
+        ----------
+        gpus : int, optional
+            That share the NICs of a node, in place of all.
+
+        Returns
+        -------
+        tuple of float, optional
+            None for nodes without links of their own.
+        """
+        node = self.node
+        if node is None or node.link_bandwidth is None:
+            return None
+        inside = node.link_bandwidth.si
+        if not node.nics or node.nic_bandwidth is None:
+            return inside, inside
+        return inside, node.nic_bandwidth.si * node.nics / (gpus or self.gpus_per_node)
+
     def topology(self, nodes: int = 1) -> Topology:
         """Number of nodes → topology: GPUs, switches, links and routes.
 

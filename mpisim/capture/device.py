@@ -13,7 +13,7 @@ FILE = "capture.toml"
 
 @frozen
 class Device:
-    """What `torch.cuda.get_device_properties` says.
+    """What `torch.cuda.get_device_properties` says, and how fast its links are.
 
     Attributes
     ----------
@@ -27,6 +27,8 @@ class Device:
         Bytes a block can have at most.
     cache : int
         Bytes of the L2 cache.
+    rates : tuple of float, optional
+        Bytes per second that it sends to others of its node, and over the network.
     """
 
     name: str
@@ -35,14 +37,17 @@ class Device:
     multiprocessors: int
     shared_memory: int
     cache: int
+    rates: tuple[float, float] | None = None
 
 
-def device_of(gpu: Gpu) -> Device:
+def device_of(gpu: Gpu, rates: tuple[float, float] | None = None) -> Device:
     """GPU of the simulator → what a script is told of it.
 
     Parameters
     ----------
     gpu : Gpu
+    rates : tuple of float, optional
+        Of its links, as `Device` has them.
     """
     told = packaged(FILE)["capabilities"][gpu.family]
     major, minor = told["capability"]
@@ -53,4 +58,5 @@ def device_of(gpu: Gpu) -> Device:
         multiprocessors=gpu.sms or 1,
         shared_memory=told["shared_memory"],
         cache=0 if gpu.l2 is None else int(gpu.l2.si),
+        rates=rates,
     )

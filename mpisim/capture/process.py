@@ -150,6 +150,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     dispatch = Dispatch(recorder, collectives)  # imports what looks at torch.cuda as it is
     collectives.values = dispatch.values
     install_engine(recorder)
+    recorder.rates = device.rates
     install_cuda(recorder, device, job.local_rank, job.per_node)
     install_process_groups(collectives)
     _install_attention(recorder, dispatch)

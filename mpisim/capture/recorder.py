@@ -81,6 +81,8 @@ class Recorder:
     parameters : list of TensorSpec
     values : UserValues
         What is taken for values that the script asks for.
+    rates : tuple of float, optional
+        Of the links of a GPU, as a `Device` has them.
     """
 
     def __init__(self, rank: int, world: int, steps: int, values: dict[str, float]) -> None:
@@ -107,6 +109,7 @@ class Recorder:
         self.holders: dict[int, str] = {}
         self._labels: dict[str, int] = {}
         self.backwards = 0
+        self.rates: tuple[float, float] | None = None
         self._items: list[Item] = []
         self._calls: dict[OperatorCall, int] = {}
         self._streams = 1

@@ -172,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
         args.world_size,
         cluster.gpus_per_node,
         args.steps,
-        device_of(gpu),
+        device_of(gpu, cluster.rates()),
         values,
         args.show_output,
         module,

@@ -38,6 +38,8 @@ class Grid:
         Axes from the innermost.
     per_node : int, optional
         GPUs of a node, which fast links join; all ranks if not given.
+    rates : tuple of float, optional
+        Bytes per second that a GPU sends to others of its node, and over the network.
 
     Examples
     --------
@@ -56,6 +58,7 @@ class Grid:
     etp: int
     order: tuple[str, ...]
     per_node: int | None = None
+    rates: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         shared = self.etp * self.ep
@@ -79,7 +82,13 @@ class Grid:
             )
 
     @classmethod
-    def of(cls, plan: Plan, gpus: int, per_node: int | None = None) -> Grid:
+    def of(
+        cls,
+        plan: Plan,
+        gpus: int,
+        per_node: int | None = None,
+        rates: tuple[float, float] | None = None,
+    ) -> Grid:
         """Return the grid of a plan on a number of GPUs.
 
         Parameters
@@ -89,6 +98,8 @@ class Grid:
             Of the cluster; the plan may use fewer.
         per_node : int, optional
             GPUs of a node, which fast links join.
+        rates : tuple of float, optional
+            Bytes per second that a GPU sends to others of its node, and over the network.
 
         Raises
         ------
@@ -107,7 +118,7 @@ class Grid:
         if plan.dp is None and gpus % model:
             raise InputError(f"{sizes} does not divide the {gpus} GPUs of the cluster; set dp")
         order = tuple(plan.order.split("-"))
-        return cls(plan.tp, plan.cp, dp, plan.pp, plan.ep, plan.expert_tp, order, per_node)
+        return cls(plan.tp, plan.cp, dp, plan.pp, plan.ep, plan.expert_tp, order, per_node, rates)
 
     @property
     def world(self) -> int:

@@ -22,6 +22,8 @@ from ..experiment import Cnn, Experiment, Plan, Transformer
 from ..experiment.plan_options import OffloadOptions, PipelineOptions
 from ..experiment.traced import Traced
 from ..schedules import Pipeline, check_schedule, pipeline
+from ..topo import find_cluster
+from ..topo.speeds import with_speeds
 from .grid import Grid
 from .operators import Layer, LayerStack
 
@@ -165,7 +167,7 @@ def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None 
         If model, plan and GPUs do not fit together; the message names the keys.
     """
     plan = experiment.plan
-    grid = Grid.of(plan, gpus, _per_node(experiment))
+    grid = _grid(experiment, gpus)
     counts = check_layout(experiment, grid)
     distinct = sorted(set(counts), reverse=True)
     networks, network = _networks(experiment, grid)
@@ -254,11 +256,14 @@ def _micro_batches(plan: Plan, dp: int) -> list[int]:
     return counts
 
 
-def _per_node(experiment: Experiment) -> int | None:
-    """Return the number of GPUs joined by fast links, where messages depend on it."""
-    if not experiment.plan.framework.dispatches_by_kernels:
-        return None
-    return experiment.cluster.node_gpus
+def _grid(experiment: Experiment, gpus: int) -> Grid:
+    """Return the plan's grid, with what the machine's links do where messages depend on it."""
+    plan, choice = experiment.plan, experiment.cluster
+    if not plan.framework.dispatches_by_kernels:
+        return Grid.of(plan, gpus)
+    cluster = with_speeds(find_cluster(choice.preset), choice.speeds)
+    rates = cluster.rates(choice.node_gpus if choice.nics else None)
+    return Grid.of(plan, gpus, choice.node_gpus, rates)
 
 
 def networks_of(experiment: Experiment, gpus: int) -> Sequence[LayerStack]:
@@ -275,7 +280,7 @@ def networks_of(experiment: Experiment, gpus: int) -> Sequence[LayerStack]:
     InputError
         As `lay_out`.
     """
-    return _networks(experiment, Grid.of(experiment.plan, gpus, _per_node(experiment)))[0]
+    return _networks(experiment, _grid(experiment, gpus))[0]
 
 
 def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[LayerStack], NDArray[np.int64]]:

@@ -8,9 +8,9 @@ CPU waits until it knows how many tokens arrive.
 
 Which experts a token has depends on values. Here every expert gets as many, those of a token are
 any: so many ranks and nodes as `expected_destinations` says have one of them. What is sent is
-recorded as an all-to-all of these tokens, across nodes of those that cross the network. Where
-DeepEP's own measurements say that it takes longer than NCCL's of as many bytes, bytes grow by that
-factor, as in generated programs (`mpisim.workloads.transformer.exchange_rates`).
+recorded as an all-to-all of these tokens, across nodes of those that cross the network. Its bytes
+are those for which NCCL's takes as long as DeepEP does on the cluster's links, as in generated
+programs (`mpisim.workloads.transformer.exchange_rates`).
 """
 
 from __future__ import annotations
@@ -255,14 +255,17 @@ class Buffer(LowLatency):
     def _send(self, way: Any, sent: tuple[Any, ...], tokens: int, experts: int,
               choices: int) -> None:  # fmt: skip
         """Record an all-to-all of tokens with what they consist of."""
-        from ...workloads.transformer.exchange_rates import slowdown
+        from ...workloads.transformer.exchange_rates import ExchangeGroup, priced_bytes
 
-        _, exchanged = self._tokens(tokens, experts, choices)
+        arrived, exchanged = self._tokens(tokens, experts, choices)
         row = sum(math.prod(each.shape[1:]) * each.element_size() for each in sent)
-        factor = slowdown("flex", way, self.group_size, self._nodes)
+        inside, across = launch.recorder.rates or (None, None)
+        rate = inside if self._nodes == 1 else across
+        group = ExchangeGroup(self.group_size, self._nodes, rate)
         launch.collectives.issue(
             Operation.ALL_TO_ALL, self.group, list(sent), asynchronous=False,
-            bytes=math.ceil(factor * row * exchanged), name=f"DeepEP's {way}",
+            bytes=priced_bytes("flex", way, group, row * exchanged, arrived, row),
+            name=f"DeepEP's {way}",
         )  # fmt: skip
 
 

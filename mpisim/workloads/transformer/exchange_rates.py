@@ -1,4 +1,9 @@
-"""Slowdown of DeepEP and HybridEP relative to NCCL's all-to-all, from ``data/dispatchers.toml``."""
+"""Times of DeepEP and HybridEP relative to NCCL's all-to-all, from ``data/dispatchers.toml``.
+
+A kernel of theirs takes a constant time, and beside it the longer of two: what the links take, as
+a factor of NCCL's all-to-all; and what the few multiprocessors take that it runs on, which move
+one token after the other, each in a constant time and its bytes over a rate.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,10 @@ from typing import Literal
 
 from ...base.frozen import frozen
 from ...base.presets import packaged
+from ...base.quantity import Quantity
 from ...base.schema import build
 
-__all__ = ["Direction", "slowdown"]
+__all__ = ["Direction", "ExchangeGroup", "priced_bytes"]
 
 FILE = "dispatchers.toml"
 
@@ -20,40 +26,84 @@ Direction = Literal["dispatch", "combine"]
 
 
 @frozen
+class Kernel:
+    """One direction, inside a node or across nodes.
+
+    Attributes
+    ----------
+    factors : tuple of float
+        What links take over NCCL's time, at the places of `Measured`.
+    token : Quantity
+        Time of a multiprocessor for each token that arrives at a rank.
+    copy_rate : Quantity
+        Bytes per second of a multiprocessor, beside that.
+    """
+
+    factors: tuple[float, ...]
+    token: Quantity
+    copy_rate: Quantity
+
+
+@frozen
 class Measured:
-    """Times over those of NCCL's all-to-all of as many bytes, at some sizes of the group.
+    """Both directions, inside a node or across nodes.
 
     Attributes
     ----------
     places : tuple of float
         Ranks inside a node, or nodes; growing.
-    dispatch, combine : tuple of float
-        As many factors.
+    reach : Quantity
+        Share of the links' rate that NCCL's all-to-all reaches.
+    latency : Quantity
+        What a kernel takes beyond the latency of NCCL's all-to-all.
+    dispatch, combine : Kernel
     error : float
-        Relative, one standard deviation.
+        Of the factors, relative, one standard deviation.
     source : str
         What they were measured on.
     """
 
     places: tuple[float, ...]
-    dispatch: tuple[float, ...]
-    combine: tuple[float, ...]
+    reach: Quantity
+    latency: Quantity
+    dispatch: Kernel
+    combine: Kernel
     error: float
     source: str
 
 
 @frozen
 class Dispatcher:
-    """Measured slowdowns of one dispatcher.
+    """What was measured of one dispatcher.
 
     Attributes
     ----------
-    node, network : Measured, optional
-        Of groups inside a node, and across nodes; NCCL's time counts where nothing was measured.
+    multiprocessors : Quantity
+        On which its kernels run.
+    node, network : Measured
+        Of groups inside a node, and across nodes.
     """
 
-    node: Measured | None = None
-    network: Measured | None = None
+    multiprocessors: Quantity
+    node: Measured
+    network: Measured
+
+
+@frozen
+class ExchangeGroup:
+    """Ranks among which tokens are exchanged.
+
+    Attributes
+    ----------
+    ranks, nodes : int
+    rate : float, optional
+        Bytes per second that one rank sends to others: inside a node if that is where all are, else
+        over the network. Without it factors alone count.
+    """
+
+    ranks: int
+    nodes: int
+    rate: float | None = None
 
 
 @cache
@@ -61,30 +111,51 @@ def _dispatchers() -> dict[str, Dispatcher]:
     return {name: build(Dispatcher, table, FILE, name) for name, table in packaged(FILE).items()}
 
 
-def slowdown(dispatcher: str, direction: Direction, ranks: int, nodes: int) -> float:
-    """Dispatcher and its group → its time over that of NCCL's all-to-all of as many bytes.
+def priced_bytes(
+    dispatcher: str, direction: Direction, group: ExchangeGroup, size: float, arrived: int, row: int
+) -> int:
+    """Tokens that a dispatcher sends → bytes for which NCCL's all-to-all takes as long.
 
     Parameters
     ----------
     dispatcher : str
         ``framework.moe_dispatcher``.
     direction : {"dispatch", "combine"}
-    ranks, nodes : int
-        Of the group.
+    group : ExchangeGroup
+    size : float
+        Bytes that a rank sends, its own share included: to ranks of its node, or else to nodes.
+    arrived : int
+        Tokens that arrive at a rank, from all ranks of the group.
+    row : int
+        Bytes of a token.
 
     Examples
     --------
-    >>> slowdown("hybrid-ep", "combine", 64, 1)
-    1.28
-    >>> slowdown("flex", "dispatch", 8, 1)
-    1.0
+    >>> priced_bytes("hybrid-ep", "combine", ExchangeGroup(64, 1), 100, 1, 100)
+    123
+    >>> priced_bytes("all-to-all", "combine", ExchangeGroup(64, 1), 100, 1, 100)
+    100
     """
-    found = _dispatchers().get(dispatcher, Dispatcher())
-    measured, place = (found.node, ranks) if nodes == 1 else (found.network, nodes)
-    if measured is None:
-        return 1.0
-    factors = measured.dispatch if direction == "dispatch" else measured.combine
-    points = list(zip(measured.places, factors, strict=True))
+    found = _dispatchers().get(dispatcher)
+    if found is None:
+        return math.ceil(size)
+    measured, places = (
+        (found.node, group.ranks) if group.nodes == 1 else (found.network, group.nodes)
+    )
+    kernel = measured.dispatch if direction == "dispatch" else measured.combine
+    by_links = _between(measured.places, kernel.factors, places) * size
+    if group.rate is None:
+        return math.ceil(by_links)
+    each = kernel.token.si + row / kernel.copy_rate.si
+    seconds = each * arrived / found.multiprocessors.value
+    # A place's own share counts in the bytes, but no link carries it.
+    rate = measured.reach.value * group.rate / (1 - 1 / places)
+    return math.ceil(max(by_links, rate * seconds) + rate * measured.latency.si)
+
+
+def _between(places: tuple[float, ...], factors: tuple[float, ...], place: int) -> float:
+    """Factor at a place: between those of two by the logarithm, beyond them as at the last."""
+    points = list(zip(places, factors, strict=True))
     if place <= points[0][0]:
         return points[0][1]
     for (before, low), (after, high) in itertools.pairwise(points):

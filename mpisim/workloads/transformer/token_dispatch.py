@@ -20,8 +20,9 @@ Flexible dispatcher
     does without. HybridEP gathers all ranks' maps of tokens to experts before, and sends with each
     token a probability for every expert of the node (``deep_ep/hybrid_ep_buffer.py`` and
     ``csrc/hybrid_ep`` of its branch); its other kernels are in :mod:`.hybrid_ep`. What links inside
-    a node carry beside the network is hidden behind it, and left out. Their kernels are slower than
-    NCCL's all-to-all: the bytes here are those for which it takes as long (:mod:`.exchange_rates`).
+    a node carry beside the network is hidden behind it, and left out. Their kernels are not as fast
+    as NCCL's all-to-all, and run on a few multiprocessors: the bytes here are those for which
+    NCCL's takes as long (:mod:`.exchange_rates`).
     How many ranks or nodes have one of a token's experts: :mod:`.destinations`.
 
 One-hot dispatcher
@@ -41,7 +42,7 @@ from ...base.frozen import frozen
 from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Task
 from .destinations import expected_destinations, round_robin_destinations
-from .exchange_rates import Direction, slowdown
+from .exchange_rates import Direction, ExchangeGroup, priced_bytes
 from .hybrid_ep import Exchange, copy_rows, place_rows, scan_maps, sum_rows
 from .module_options import capture_steps
 from .multihot import Arrived, map_experts, map_experts_backward
@@ -270,7 +271,7 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     """As `dispatch`, a copy for each rank or node that has an expert of the token."""
     h, e = s.model.hidden, s.element_size
     sent_size = _dispatch_element_size(s)
-    arrived, exchanged = _arriving_tokens(s, routing)
+    arrived, _ = _arriving_tokens(s, routing)
     received_size = sent_size if s.dispatches_fp8 else e
 
     hybrid = s.plan.framework.moe_dispatcher == "hybrid-ep"
@@ -298,8 +299,8 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     # Probabilities of all experts of a node travel with each token, and their gradients back.
     probabilities = FP32 * s.model.experts // s.grid.nodes("ep") if hybrid else 0
     if s.grid.ep > 1:
-        size = (sent_size * h + probabilities) * exchanged
-        forward.append(_flexible_all_to_all(s, "dispatch", size, "dispatch"))
+        row = sent_size * h + probabilities
+        forward.append(_flexible_all_to_all(s, "dispatch", routing, row, "dispatch"))
     if received_size != sent_size:
         forward.append(elementwise("dispatch cast back", (e + sent_size) * h * arrived))
     deep_ep = not hybrid and s.grid.ep > 1
@@ -319,8 +320,8 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
         backward += map_experts_backward(found, fused=fused)
         backward.append(_small("dispatch gradient notification", routing.tokens * s.grid.ep))
     if s.grid.ep > 1:  # gradients return in the activations' format
-        size = (e * h + probabilities) * exchanged
-        backward.append(_flexible_all_to_all(s, "dispatch gradient", size, "combine"))
+        row = e * h + probabilities
+        backward.append(_flexible_all_to_all(s, "dispatch gradient", routing, row, "combine"))
     return Operator("dispatch", tuple(forward), tuple(backward))
 
 
@@ -328,7 +329,7 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
     """As `combine`, a sum from each rank or node that has an expert of the token."""
     h, e = s.model.hidden, s.element_size
     sent_size = _dispatch_element_size(s)  # gradients go to the experts as tokens do
-    arrived, exchanged = _arriving_tokens(s, routing)
+    arrived, _ = _arriving_tokens(s, routing)
     received_size = sent_size if s.dispatches_fp8 else e
 
     moved = arrived + routing.rows
@@ -346,9 +347,10 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
         forward.append(_small("combine notification", routing.tokens * s.grid.ep))
         backward.append(_small("combine gradient notification", s.grid.ep * COUNT_BYTES))
     if s.grid.ep > 1:
-        forward.append(_flexible_all_to_all(s, "combine", e * exchanged * h, "combine"))
-        size = sent_size * exchanged * h
-        backward.append(_flexible_all_to_all(s, "combine gradient", size, "dispatch"))
+        forward.append(_flexible_all_to_all(s, "combine", routing, e * h, "combine"))
+        backward.append(
+            _flexible_all_to_all(s, "combine gradient", routing, sent_size * h, "dispatch")
+        )
     if received_size != sent_size:
         backward.append(elementwise("combine gradient cast back", (e + sent_size) * h * arrived))
     backward.append(copied)
@@ -364,10 +366,18 @@ def _small(name: str, numbers: int) -> Compute:
     return Compute(name, Elementwise(ROW_NUMBER_BYTES * numbers))
 
 
-def _flexible_all_to_all(s: Shapes, name: str, size: int, direction: Direction) -> Communicate:
-    """`size` bytes sent by the dispatcher's own kernels → NCCL's all-to-all that takes as long."""
-    factor = slowdown(s.plan.framework.moe_dispatcher, direction, s.grid.ep, s.grid.nodes("ep"))
-    return _all_to_all(name, math.ceil(factor * size))
+def _flexible_all_to_all(
+    s: Shapes, name: str, routing: Routing, row: int, direction: Direction
+) -> Communicate:
+    """Tokens of `row` bytes sent by the dispatcher → NCCL's all-to-all that takes as long."""
+    arrived, exchanged = _arriving_tokens(s, routing)
+    nodes = s.grid.nodes("ep")
+    inside, across = s.grid.rates or (None, None)
+    group = ExchangeGroup(s.grid.ep, nodes, inside if nodes == 1 else across)
+    dispatcher = s.plan.framework.moe_dispatcher
+    return _all_to_all(
+        name, priced_bytes(dispatcher, direction, group, row * exchanged, arrived, row)
+    )
 
 
 def _dispatch_element_size(s: Shapes) -> int:
