@@ -43,6 +43,7 @@ LONGEST = {
             "test_capture.py",
             "test_capture_tensors.py",
             "test_capture_scripts.py",
+            "test_capture_steps.py",
             "test_capture_operators.py",
             "test_capture_stand_ins.py",
             "test_capture_ranks.py",

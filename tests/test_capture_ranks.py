@@ -129,6 +129,65 @@ def test_objects_of_rank_0_are_sent(tmp_path: Path) -> None:
     assert flops(part.recording, Phase.FORWARD)["gemm"] == 2 * 8 * 48 * 64
 
 
+OBJECTS_OF_SOME = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+pair = dist.new_group([0, 1])
+width, part, heard = [64 if rank == 0 else 48], [rank], [rank, rank]
+dist.broadcast_object_list(width, src=0, group=pair)
+dist.scatter_object_list(part, [7, 8] if rank == 0 else None, src=0, group=pair)
+dist.all_gather_object(heard, rank, group=pair, weights_only=False)
+dist.gather_object(rank, heard if rank == 0 else None, dst=0, group=pair)
+assert (width[0], part[0]) == ((64, 7 + rank) if rank < 2 else (48, rank)), (width, part)
+layer = torch.nn.Linear(width[0], 32, bias=False).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(3):
+    layer(torch.randn(8, width[0], device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_torch
+def test_ranks_outside_a_group_keep_their_objects(tmp_path: Path) -> None:
+    """`new_group` gives them ``GroupMember.NON_GROUP_MEMBER``, which is a number."""
+    what = script(written(tmp_path, OBJECTS_OF_SOME), world=4)
+    parts = alone(what, ranks=range(4))
+    for part in parts:
+        width = 64 if part.recording.rank < 2 else 48
+        assert flops(part.recording, Phase.FORWARD)["gemm"] == 2 * 8 * width * 32
+    said = {part.recording.rank: sum(part.recording.replaced.values()) for part in parts}
+    assert said == {0: 2, 1: 2, 2: 0, 3: 0} or said == {0: 2, 2: 0}  # rank 1 may do as rank 0
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            "[None, None]",
+            "[None]",
+            "broadcast_object_list: rank 0 sends 2 objects, the list of rank 1 has 1",
+        ),
+        (
+            "range(4)]",
+            "range(3)]",
+            "scatter_object_list: rank 0 gives 3 objects to a group of 4 ranks",
+        ),
+    ],
+)
+def test_objects_must_be_as_many_as_are_received(
+    tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    text = OBJECTS.replace(before, after)
+    assert text != OBJECTS
+    with pytest.raises(InputError, match=said):
+        alone(script(written(tmp_path, text), world=4), ranks=range(2))
+
+
 FUNCTIONAL = """
 import torch
 import torch.distributed as dist

@@ -163,7 +163,11 @@ def _install_compiler(recorder: Recorder, dispatch: Dispatch) -> None:
     _install_memory(recorder)
     _install_folding()
     _install_optimizers(dispatch)
-    # Tracing moves numbers that it knows to the device: they are not worked out there.
+    # `proxy_call` of torch/fx/experimental/proxy_tensor.py computes an operator as it traces where
+    # all inputs are known numbers: a copy to the device would be made there, and there is none.
+    # Only this tag has it leave an operator alone. Nothing is random about the copy. Of the other
+    # passes that read the tag, folding constants (torch/_inductor/constant_folding.py) is to leave
+    # it alone, too, and ordering random numbers (fx_passes/post_grad.py) keeps it in its place.
     put: Any = torch.ops.prims.device_put.default
     put._tags = [*put._tags, torch.Tag.nondeterministic_seeded]
 

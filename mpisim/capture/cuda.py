@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .graphs import IssuedGraph
+from .graphs import CapturedGraph
 
 if TYPE_CHECKING:
     from .device import Device
@@ -244,7 +244,7 @@ class Graph:
     """A CUDA graph: what is issued while it is captured, as often as it is replayed."""
 
     def __init__(self, keep_graph: bool = False) -> None:
-        self._graph = IssuedGraph()
+        self._graph = CapturedGraph()
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:
         _process.recorder.graph_begins()

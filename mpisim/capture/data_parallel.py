@@ -320,8 +320,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
                 said = f"PowerSGD begins in step {first + 1}, in place of step {begins + 1}"
                 self._recorder.replaced[said] += 1
             named.start_powerSGD_iter = first
-            steps = self._recorder.steps
-            steps.passed_over = max(steps.passed_over, first + 1)
+            self._recorder.steps.warm_up_at_least(first + 1)
 
     def _set_static_graph(self) -> None:
         self.static_graph = True

@@ -1,4 +1,4 @@
-"""CUDA graphs: what is issued while one is made → items that each launch of it records."""
+"""CUDA graphs: what is issued while one is captured → items that each replay of it records."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ..base.frozen import frozen
 from .recording import Completed, Item, Wait
 
-__all__ = ["GraphInMaking", "IssuedGraph"]
+__all__ = ["CapturedGraph", "GraphUnderCapture"]
 
 
 @frozen
-class IssuedGraph:
+class CapturedGraph:
     """A graph, whose items, and waits for items, have numbers from its first on.
 
     Attributes
@@ -29,7 +29,7 @@ class IssuedGraph:
 
 
 @dataclass
-class GraphInMaking:
+class GraphUnderCapture:
     """What was recorded before a graph, and the optimizer that makes a step in it.
 
     Attributes
@@ -50,7 +50,7 @@ class GraphInMaking:
     pending: dict[int, list[Wait]]
     optimizer: object = None
 
-    def issued(self, items: Sequence[Item], completed: Sequence[Completed]) -> IssuedGraph:
+    def issued(self, items: Sequence[Item], completed: Sequence[Completed]) -> CapturedGraph:
         """What was recorded in all, the graph included → the graph.
 
         Parameters
@@ -67,4 +67,4 @@ class GraphInMaking:
             else:  # numbers of items stay what waits say
                 found.append(item._replace(waits=()))
         done = (each._replace(item=each.item - begin) for each in completed[self.completed :])
-        return IssuedGraph(tuple(found), tuple(done), self.optimizer)
+        return CapturedGraph(tuple(found), tuple(done), self.optimizer)

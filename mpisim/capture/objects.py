@@ -2,6 +2,7 @@
 
 Rank 0 is captured first: what it broadcasts or scatters (a configuration, a list of files) the
 others get, as far as it can be pickled. What others would send is taken to be what this rank has.
+A rank that is not in the group returns at once, as PyTorch has it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch.distributed.distributed_c10d as c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..base.errors import InputError
 from .distributed import Collectives
 
 __all__ = ["stand_ins"]
@@ -45,12 +47,25 @@ class _Exchange:
         self._collectives, self._recorder = collectives, collectives.recorder
         self._calls: Counter[int] = Counter()
 
-    def all_gather(self, found: list[Any], own: Any, group: Any = None) -> None:
-        self._noted("all_gather_object")
-        found[:] = [own] * len(found)
+    def all_gather(
+        self, found: list[Any], own: Any, group: Any = None, weights_only: bool = False
+    ) -> None:
+        if not c10d._rank_not_in_group(group):
+            self._note_own_taken("all_gather_object")
+            found[:] = [own] * len(found)
 
-    def gather(self, own: Any, found: Any = None, *args: Any, **kwargs: Any) -> None:
-        self._noted("gather_object")
+    def gather(
+        self,
+        own: Any,
+        found: list[Any] | None = None,
+        dst: int | None = None,
+        group: Any = None,
+        group_dst: int | None = None,
+        weights_only: bool = False,
+    ) -> None:
+        if c10d._rank_not_in_group(group):
+            return
+        self._note_own_taken("gather_object")
         if found is not None:
             found[:] = [own] * len(found)
 
@@ -61,12 +76,20 @@ class _Exchange:
         group: Any = None,
         device: Any = None,
         group_src: int | None = None,
+        weights_only: bool = False,
     ) -> None:
-        given = self._of_rank_0(objects, src, group, group_src)
-        if given is None:
-            self._noted("broadcast_object_list")
-        else:
-            objects[:] = given
+        if c10d._rank_not_in_group(group):
+            return
+        sent = self._sent_by_rank_0(objects, src, group, group_src)
+        if sent is None:
+            self._note_own_taken("broadcast_object_list")
+            return
+        if len(sent) != len(objects):
+            raise InputError(
+                f"{self._recorder.user_line()}: broadcast_object_list: rank 0 sends {len(sent)} "
+                f"objects, the list of rank {self._recorder.rank} has {len(objects)}"
+            )
+        objects[:] = sent
 
     def scatter(
         self,
@@ -75,19 +98,28 @@ class _Exchange:
         src: int | None = None,
         group: Any = None,
         group_src: int | None = None,
+        weights_only: bool = False,
     ) -> None:
-        given = self._of_rank_0(objects, src, group, group_src)
-        if given is None:
-            self._noted("scatter_object_list")
+        if c10d._rank_not_in_group(group):
+            return
+        sent = self._sent_by_rank_0(objects, src, group, group_src)
+        if sent is None:
+            self._note_own_taken("scatter_object_list")
             if objects:
                 found[0] = objects[0]
-        else:
-            found[0] = given[c10d.get_rank(group)]
+            return
+        size = c10d.get_world_size(group)
+        if len(sent) != size:
+            raise InputError(
+                f"{self._recorder.user_line()}: scatter_object_list: rank 0 gives {len(sent)} "
+                f"objects to a group of {size} ranks; it must give one to each"
+            )
+        found[0] = sent[c10d.get_rank(group)]
 
-    def _of_rank_0(
+    def _sent_by_rank_0(
         self, own: Sequence[Any] | None, src: int | None, group: Any, group_src: int | None
     ) -> list[Any] | None:
-        """Objects of this rank → those that rank 0 sends; None where it is not told them."""
+        """Objects of a rank of the group → those rank 0 sends; None where they are not known."""
         number = self._collectives.group_of(group or c10d._get_default_group())
         ranks = self._recorder.groups[number]
         root = ranks[group_src] if group_src is not None else src or 0
@@ -104,7 +136,8 @@ class _Exchange:
         self._recorder.objects[key] = written
         return list(own or ())
 
-    def _noted(self, name: str) -> None:
+    def _note_own_taken(self, name: str) -> None:
+        """Note, for people, that a function takes this rank's objects for those of the others."""
         said = f"{name}: this rank's objects are taken for those of the others"
         self._recorder.replaced[said] += 1
 

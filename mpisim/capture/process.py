@@ -40,8 +40,7 @@ def run_job(job: Job) -> NoReturn:
 
 def capture_rank(job: Job) -> None:
     """Run the script of a job as one of its ranks, and save the recording."""
-    recorder = Recorder(job.rank, job.world, job.steps, job.values)
-    recorder.steps.passed_over = job.warm_up
+    recorder = Recorder(job.rank, job.world, job.steps, job.warm_up, job.values)
     os.environ |= job.environment()
     import torch
 
@@ -74,6 +73,8 @@ def capture_rank(job: Job) -> None:
             f"{job.script}: rank {job.rank} ended with {passes} and without a step of an optimizer "
             "(torch.optim.Optimizer): there is no training step to record"
         )
+    if lacking := recorder.steps.missing():
+        raise InputError(f"{job.script}: rank {job.rank} {lacking}")
     missing = [where for where in job.values if where not in recorder.values.used]
     if missing:
         asked = ", ".join(sorted({line.split(": ")[0] for line in recorder.values.taken})) or "none"

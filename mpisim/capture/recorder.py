@@ -16,7 +16,7 @@ from typing import Any
 
 from ..base.kinds import Operation, Phase
 from ..operators import OperatorCall, TensorSpec
-from .graphs import GraphInMaking, IssuedGraph
+from .graphs import CapturedGraph, GraphUnderCapture
 from .recording import (
     NO_ORIGIN,
     Allocation,
@@ -53,7 +53,9 @@ class Recorder:
     ----------
     rank, world : int
     steps : int
-        To be recorded after one step to warm up.
+        To be recorded after the warm-up steps.
+    warm_up : int
+        Warm-up steps, at least.
     values : dict of str to float
         Place in the user's code (``train.py:42``) → what is read there.
 
@@ -85,8 +87,10 @@ class Recorder:
         Of the links of a GPU, as a `Device` has them.
     """
 
-    def __init__(self, rank: int, world: int, steps: int, values: dict[str, float]) -> None:
-        self.rank, self.world, self.steps = rank, world, Steps(steps)
+    def __init__(
+        self, rank: int, world: int, steps: int, warm_up: int, values: dict[str, float]
+    ) -> None:
+        self.rank, self.world, self.steps = rank, world, Steps(steps, warm_up)
         self.values = UserValues(values)
         self.stream = 0
         self.phase = self.between = int(Phase.NONE)
@@ -115,7 +119,7 @@ class Recorder:
         self._streams = 1
         self._last: dict[int, Wait] = {}
         self._pending: dict[int, list[Wait]] = {}
-        self._graph: GraphInMaking | None = None
+        self._graph: GraphUnderCapture | None = None
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -315,10 +319,10 @@ class Recorder:
     def graph_begins(self) -> None:
         """What follows is not executed, but becomes a graph."""
         before = len(self._items), len(self._completed), len(self.allocations)
-        self._graph = GraphInMaking(*before, dict(self._last), dict(self._pending))
+        self._graph = GraphUnderCapture(*before, dict(self._last), dict(self._pending))
         self._pending = {}
 
-    def graph_ends(self, *, kept: bool = False) -> IssuedGraph:
+    def graph_ends(self, *, kept: bool = False) -> CapturedGraph:
         """Return what was issued since `graph_begins`.
 
         Parameters
@@ -328,7 +332,7 @@ class Recorder:
         """
         made, self._graph = self._graph, None
         if made is None:
-            return IssuedGraph()
+            return CapturedGraph()
         graph = made.issued(self._items, self._completed)
         self._last, self._pending = made.last, made.pending
         del self._items[made.items :], self._completed[made.completed :]
@@ -336,15 +340,15 @@ class Recorder:
             since = self.allocations[made.allocations :]
             self.allocations[made.allocations :] = [e._replace(item=made.items) for e in since]
             if any(item.phase != Phase.NONE for item in graph.items):
-                self.steps.graph_made(made.items)
+                self.steps.graph_captured(made.items)
         return graph
 
-    def launch_graph(self, graph: IssuedGraph) -> None:
+    def launch_graph(self, graph: CapturedGraph) -> None:
         """Record a graph's items, behind what the current stream has and before what it gets.
 
         Parameters
         ----------
-        graph : IssuedGraph
+        graph : CapturedGraph
             Of `graph_ends`.
         """
         phases = {item.phase for item in graph.items}
@@ -402,7 +406,7 @@ class Recorder:
         if self._graph is not None:  # each launch of the graph makes one
             self._graph.optimizer = optimizer
             return
-        self.steps.stepped(optimizer, len(self._items), aside=self.stream != 0)
+        self.steps.stepped(optimizer, len(self._items), side_stream=self.stream != 0)
         self.between = int(Phase.OPTIMIZER)
 
     def backward_begins(self) -> None:

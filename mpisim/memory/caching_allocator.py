@@ -360,8 +360,7 @@ class CachingAllocator:
             if block.expandable is not None:
                 self._segments.unmap(block)
                 if not block.mapped and not block.split:
-                    pool.erase_unmapped(block)
-                    self._segments.count -= 1
+                    self._segments.forget(block)
 
     def _release_available(self, pool: Pool, size: int, stream: int) -> bool:
         """Give back blocks too large to be split, only as many as a request takes.

@@ -122,6 +122,17 @@ class Segments:
         if self.recorder is not None:
             self.recorder("segment_free", block.address, block.size, block.stream)
 
+    def forget(self, block: Block) -> None:
+        """No longer count an expandable segment, whose one block has no memory behind it.
+
+        Parameters
+        ----------
+        block : Block
+            In the pool of those that are not mapped.
+        """
+        block.pool.erase_unmapped(block)
+        self.count -= 1
+
     def _expanded(
         self, settings: AllocatorSettings, pool: Pool, size: int, stream: int
     ) -> Block | None:

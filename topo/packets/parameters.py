@@ -57,7 +57,9 @@ USED_BY: Mapping[str, tuple[Congestion, ...]] = MappingProxyType(
     )
     | dict.fromkeys(("dctcp_gain", "dctcp_window"), ("dctcp",))
 )
-"""Ways to control congestion that look at a parameter; all of them where it is not named."""
+"""Ways to control congestion that look at a parameter; all of them where it is not named.
+
+So `kmin`, `kmax` and `pmax` are not: switches mark with each, and marked packets are a result."""
 
 MAX_VALUE = 1e18
 """Of any parameter, so that what is rounded stays a number."""
