@@ -246,7 +246,7 @@ def retimed(
 def _numbered(
     program: Program, classes: EquivalenceClasses, times: Mapping[int, RowTimes], comm: Intracomm
 ) -> tuple[list[tuple[int, bool]], Ints]:
-    """Number the distinct tables, equally on all processes.
+    """Number the distinct tables in the order of classes, equally on all processes.
 
     Returns
     -------
@@ -264,10 +264,8 @@ def _numbered(
             known[these] = each.hash() if each.differs else digests[number]
         digests[number] = known[these]
     digests = allreduce_sum_words(digests, comm)  # each is known to one process, 0 on the others
-    table = program.table[classes.representative].astype(np.uint64)
-    key = np.concatenate([table[:, None], digests], axis=1)
-    different, which = np.unique(key, axis=0, return_inverse=True)
-    return [(int(t), bool(a or b)) for t, a, b in different.tolist()], which.reshape(-1)
+    first, which = distinct_rows(np.array(tables), *digests.view(np.int64).T)
+    return [(tables[i], bool(digests[i].any())) for i in first.tolist()], which
 
 
 def longest_of_members(
