@@ -11,7 +11,7 @@ from mpisim.overlap._core.rows import (
     distinct_rows,
     entries_of,
     fingerprint,
-    fingerprint_with,
+    fingerprint_at,
     slowdowns,
     stable_order,
     take_longest,
@@ -94,16 +94,16 @@ def test_fingerprints_tell_arrays_apart(drawn: list[tuple[int, int]], data: st.D
         assert fingerprint(one[::-1].copy(), other).tolist() != found
 
 
-@given(st.lists(st.tuples(words, words, words, words, st.booleans()), min_size=1, max_size=8))
-def test_a_fingerprint_follows_from_the_one_before(
-    drawn: list[tuple[int, int, int, int, bool]],
-) -> None:
-    one, other, new_one, new_other, changed = np.array(drawn, np.int64).T.copy()
-    rows = np.flatnonzero(changed)
-    columns = [each[rows] for each in (one, other, new_one, new_other)]
-    after = [np.where(changed, new, old) for new, old in ((new_one, one), (new_other, other))]
-    found = fingerprint_with(fingerprint(one, other), rows, *columns)
-    assert found.tolist() == fingerprint(*after).tolist()
+@given(st.lists(words, min_size=1, max_size=8), st.data())
+def test_a_fingerprint_of_some_rows(drawn: list[int], data: st.DataObject) -> None:
+    values = np.array(drawn, np.int64)
+    every = np.arange(len(values))
+    found = fingerprint_at(every, values).tolist()
+    assert found == fingerprint(values, np.zeros_like(values)).tolist()
+    order = np.array(data.draw(st.permutations(every.tolist())))
+    assert fingerprint_at(order, values[order]).tolist() == found
+    assert fingerprint_at(every + 1, values).tolist() != found
+    assert fingerprint_at(every[1:], values[1:].copy()).tolist() != found
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 4)), max_size=5))

@@ -61,8 +61,11 @@ class AlgorithmPatterns:
         choice : Choice
             Of the library, for that operation.
         """
-        by_dimension = self._dimensions and choice.algorithm == "ring" and operation in BY_DIMENSION
-        return Pattern(operation, "dimensions" if by_dimension else choice.algorithm)
+        return self._of_algorithm(operation, choice.algorithm)
+
+    def _of_algorithm(self, operation: Operation, algorithm: str) -> Pattern:
+        by_dimension = self._dimensions and algorithm == "ring" and operation in BY_DIMENSION
+        return Pattern(operation, "dimensions" if by_dimension else algorithm)
 
     def of_operations(self, operations: int, shape: Shape) -> list[Pattern]:
         """Return the patterns that a group may use for some operations, each once.
@@ -113,10 +116,9 @@ class AlgorithmPatterns:
         """
         key = (pattern.operation, shape)
         if key not in self._highest:
-            rates: dict[Pattern, int] = {}
-            for size in PROBED_SIZES:
-                for choice in self.library.candidates(pattern.operation, size, shape):
-                    of = self.of_choice(pattern.operation, choice)
-                    rates[of] = max(rates.get(of, 0), rate_of(choice.bandwidth))
-            self._highest[key] = rates
+            highest = self.library.highest_bandwidths(pattern.operation, PROBED_SIZES, shape)
+            self._highest[key] = {
+                self._of_algorithm(pattern.operation, algorithm): rate_of(bandwidth)
+                for algorithm, bandwidth in highest.items()
+            }
         return self._highest[key][pattern]

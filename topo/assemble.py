@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.distinct import numbered
 from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 
@@ -176,8 +177,9 @@ def _parallel_link_names(
     (links,) = np.nonzero(where)
     pairs = source[links] * len(names) + target[links]
     order = np.argsort(pairs, kind="stable")
-    _, first, count = np.unique(pairs[order], return_index=True, return_counts=True)
-    rank = np.arange(len(links)) - np.repeat(first, count)
+    _, first, which = numbered(pairs[order])
+    count = np.bincount(which)
+    rank = np.arange(len(links)) - first[which]
     several = np.repeat(count, count) > 1
     return {
         link: f"{names[source[link]]}->{names[target[link]]}#{i}"

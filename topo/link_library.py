@@ -8,6 +8,7 @@ network takes the fastest of all algorithms of the library (:mod:`.nccl_network`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -77,6 +78,12 @@ class CollectiveLibrary(Protocol):
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
         """Return all algorithms that the library may use."""
+        ...
+
+    def highest_bandwidths(
+        self, operation: Operation, sizes: Sequence[int], shape: Shape
+    ) -> dict[str, float]:
+        """Return the highest bandwidth of each of these algorithms at some sizes, in bytes/s."""
         ...
 
 
@@ -213,6 +220,12 @@ class LinkLibrary:
             for name in _ALGORITHMS[kind]
             if name not in self._left_out
         ]
+
+    def highest_bandwidths(
+        self, operation: Operation, sizes: Sequence[int], shape: Shape
+    ) -> dict[str, float]:
+        """Return the bandwidth of each of `candidates`, which is the same for all sizes."""
+        return {each.algorithm: each.bandwidth for each in self.candidates(operation, 0, shape)}
 
     def _waits(self, operation: Operation, bytes: int, algorithm: str, ranks: int) -> float:
         """Return the seconds that messages take longer since buffers do not hold all of each."""

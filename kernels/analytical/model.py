@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import field, replace
 from functools import lru_cache
@@ -260,7 +260,9 @@ class Analytical:
         if len(self._divisions) > MAX_CACHED_KERNELS:
             self._divisions.clear()
         found = [self._divisions.get(each) for each in kernels]
-        for batch in _batches(each for each, known in zip(kernels, found) if known is None):
+        unknown = list(dict.fromkeys(each for each, known in zip(kernels, found) if known is None))
+        for places in _batches(unknown):
+            batch = [unknown[i] for i in places]
             calibrated, _ = self._describe(batch[0])
             terms = calibrated.formula.shares(
                 stack_columns(batch), self._parameters, calibrated.lookup.constants
@@ -297,12 +299,15 @@ class Analytical:
         def stretches(occupied: int) -> np.ndarray:
             found = [each.get(occupied) for each in known]
             if None in found:
-                of_kernel = dict(zip(kernels, known))
-                missing = (each for each, times in zip(kernels, found) if times is None)
-                for batch in _batches(missing):
-                    for each, longer in zip(batch, self._stretched(batch, occupied)):
-                        of_kernel[each][occupied] = longer
-                    self._n_stretches += len(batch)
+                # Of equal kernels, which share a dictionary, one.
+                pairs = zip(kernels, known, found)
+                missing = {id(times): (each, times) for each, times, at in pairs if at is None}
+                some = list(missing.values())
+                for batch in _batches([each for each, _ in some]):
+                    longer = self._stretched([some[i][0] for i in batch], occupied)
+                    for i, factor in zip(batch, longer, strict=True):
+                        some[i][1][occupied] = factor
+                self._n_stretches += len(some)
                 found = [each[occupied] for each in known]
             return np.array(found, float)
 
@@ -394,13 +399,13 @@ def analytical_model(gpu: Gpu) -> Analytical:
     return Analytical(gpu)
 
 
-def _batches(kernels: Iterable[Kernel]) -> list[tuple[Kernel, ...]]:
-    """Group distinct kernels by formula and format."""
-    found: dict[tuple[str, str], list[Kernel]] = {}
-    for kernel in dict.fromkeys(kernels):
+def _batches(kernels: Sequence[Kernel]) -> list[list[int]]:
+    """Kernels → the places of those of each formula and format."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for i, kernel in enumerate(kernels):
         key = kernel.qualified_family, getattr(kernel, "dtype", "")
-        found.setdefault(key, []).append(kernel)
-    return [tuple(batch) for batch in found.values()]
+        found.setdefault(key, []).append(i)
+    return list(found.values())
 
 
 def _scalar(value: Any) -> float:

@@ -290,7 +290,8 @@ def _folding(
     if labels is None:
         return None
     # Classes in the order of their lowest ranks, which represent them.
-    _, first, count = np.unique(labels.rank, return_index=True, return_counts=True)
+    _, first, which = numbered(labels.rank)
+    count = np.bincount(which)
     order = np.argsort(first)
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))

@@ -283,7 +283,8 @@ class Relaxation:
         is_hot = np.zeros(len(self._group), bool)
         is_hot[group] = True
         self._domain = np.where(is_hot, domain, -1)
-        number, first, size = np.unique(self._domain, return_index=True, return_counts=True)
+        number, first, which = numbered(self._domain)
+        size = np.bincount(which)
         first, size = first[number >= 0], size[number >= 0]
         # The largest first, round about.
         order = np.argsort(-size, kind="stable")

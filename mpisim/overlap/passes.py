@@ -30,7 +30,7 @@ from ..base.frozen import frozen
 from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
 from ..mpi.reductions import allreduce_sum, allreduce_sum_whole, allreduce_sum_words
-from ..program import Program, Table
+from ..program import Program
 from ._core.rows import fingerprint
 from .model import OverlapModel, SlowedRows
 from .retiming import RowTimes, is_spread, longest_of_members, retimed, row_times
@@ -174,7 +174,6 @@ def _work_out(
     )
     times: dict[int, RowTimes] = {}
     known: dict[tuple[int, ...], _ClassTimes] = {}
-    of_tables: dict[Table, NDArray[np.uint64]] = {}
     n_terms = len(model.terms)
     # Everything that is added up over processes, side by side: ps of all GPUs are beyond int64
     # for 100,000 of them and a step of two minutes.
@@ -192,7 +191,7 @@ def _work_out(
         sums[:, 2:-1] += count * each.terms.astype(object)
         sums[:3, -1] += count * of.alone, count * of.slowed, count * of.changed
         if mode == "coupled":
-            words += np.uint64(count) * of.times.hash(of_tables)
+            words += np.uint64(count) * of.times.hash()
     sums, words = allreduce_sum_whole(sums, comm), allreduce_sum_words(words, comm)
     beside = sums[:, -1]
     return _Pass(times, sums[:, :2], beside[:2], sums[:, 2:-1], int(beside[2]), bytes(words))

@@ -18,7 +18,7 @@ from ..engine.fold import EquivalenceClasses
 from ..engine.run import Run
 from ..mpi.reductions import allreduce_max, allreduce_sum_words
 from ..program import Program, Table
-from ._core.rows import fingerprint, fingerprint_with, take_longest
+from ._core.rows import fingerprint_at, take_longest
 from .timeline import distinct_rows
 
 if TYPE_CHECKING:
@@ -123,25 +123,10 @@ class RowTimes(NamedTuple):
         changed = self.all_durations != other.all_durations
         return int((changed | (self.all_delays != other.all_delays)).sum())
 
-    def hash(self, of_tables: dict[Table, NDArray[np.uint64]]) -> NDArray[np.uint64]:
-        """Return a 128-bit hash of durations and delays, shape (2,); sums may wrap around.
-
-        Parameters
-        ----------
-        of_tables : dict of Table to uint64, shape (2,)
-            Hashes of tables without slowdown; what is missing is added.
-        """
-        before = self.table.duration
-        if self.table not in of_tables:
-            none = np.broadcast_to(np.int64(0), len(before))
-            of_tables[self.table] = fingerprint(before, none)
-        found = of_tables[self.table]
-        of_rows, of_late = before[self.rows], before[self.late]
-        none = np.zeros(max(len(self.rows), len(self.late)), np.int64)
-        k, m = none[: len(self.rows)], none[: len(self.late)]
-        found = fingerprint_with(found, self.rows, of_rows, k, self.duration, k)
-        found = fingerprint_with(found, self.late, of_late, m, of_late, self.delay)
-        return found
+    def hash(self) -> NDArray[np.uint64]:
+        """Return a 128-bit hash of the times, shape (2,), of one table; sums may wrap around."""
+        # No row has both: delays are of communications that the table gives no duration.
+        return fingerprint_at(self.rows, self.duration) + fingerprint_at(self.late, self.delay)
 
     def mean(self, other: RowTimes) -> RowTimes:
         """Return the mean of two of one table, rounded down."""
@@ -271,21 +256,16 @@ def _numbered(
         The number of the table of each class.
     """
     digests = np.zeros((len(classes), 2), np.uint64)
-    of_tables: dict[Table, NDArray[np.uint64]] = {}
     known: dict[tuple[int, int], NDArray[np.uint64]] = {}
     tables = program.table[classes.representative].tolist()
     for number, each in times.items():
         these = tables[number], id(each)  # classes may share their times
         if these not in known:
-            known[these] = each.hash(of_tables) if each.differs else digests[number]
+            known[these] = each.hash() if each.differs else digests[number]
         digests[number] = known[these]
     digests = allreduce_sum_words(digests, comm)  # each is known to one process, 0 on the others
-    table = program.table[classes.representative].astype(np.uint64)
-    key = np.concatenate([table[:, None], digests], axis=1)
-    different, first, which = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    found = [(int(t), bool(a or b)) for t, a, b in different[order].tolist()]
-    return found, np.argsort(order)[which.reshape(-1)]
+    first, which = distinct_rows(np.array(tables), *digests.view(np.int64).T)
+    return [(tables[i], bool(digests[i].any())) for i in first.tolist()], which
 
 
 def longest_of_members(

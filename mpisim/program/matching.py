@@ -7,7 +7,6 @@ check compares one hash for each (table, slot), and compares sequences only wher
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from itertools import groupby
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from ..base.distinct import distinct
 from ..base.errors import MatchError
 from ..base.kinds import Operation
+from ._core.columns import hashes_by_slot
 from .program import Program
 from .table import Table
 
@@ -27,9 +27,6 @@ _SIZES_MAY_DIFFER = np.isin(
     (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER, Operation.UNKNOWN),
 )
 """Whether members may have different numbers of bytes, by `Operation`."""
-
-_PAIR_BYTES = 2 * np.dtype(np.int64).itemsize
-"""Of an entry of a sequence."""
 
 
 def _sequences(table: Table, rows: NDArray[np.intp]) -> NDArray[np.int64]:
@@ -60,13 +57,12 @@ def signatures(program: Program) -> NDArray[np.int64]:
     for number in np.flatnonzero(held & (widest > 0)).tolist():
         table = program.tables[number]
         assert table is not None
-        every, at = _sequences(table, table.by_slot).tobytes(), 0
-        for i, count in enumerate(table.operations.tolist()):
-            if not count:  # as of slots that the table does not have
-                continue
-            begin, at = at, at + count * _PAIR_BYTES
-            digest = hashlib.blake2b(every[begin:at], digest_size=8).digest()
-            sequences[offset[number] + i] = count, int.from_bytes(digest, "little", signed=True)
+        of_table = sequences[offset[number] : offset[number] + table.n_slots]
+        of_table[:, 0] = table.operations
+        of_table[:, 1] = hashes_by_slot(
+            *(table.by_slot, table.operations, table.operation, table.bytes),
+            _SIZES_MAY_DIFFER.view(np.uint8),
+        )
     here = held[program.table[owner]]
     owner, slot = owner[here], slot[here]
     count, digests = sequences[offset[program.table[owner]] + slot].T

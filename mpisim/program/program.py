@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.array_keys import fingerprint
-from ..base.distinct import numbered
 from ..base.errors import ProgramError
 from ..base.frozen import frozen
 from ..base.kinds import Kind
@@ -424,24 +423,28 @@ def _check_pairs(program: Program) -> None:
 def _unpaired(program: Program) -> NDArray[np.intp]:
     """Return the ranks that `_check_pairs` refuses, ascending."""
     groups, n_bound = program.communicators, np.diff(program.slot_index)
-    bad = np.zeros(program.n_ranks, bool)
-    order = np.argsort(program.table, kind="stable")
-    numbers, first, _ = numbered(program.table[order])
-    for number, ranks in zip(numbers.tolist(), np.split(order, first[1:]), strict=True):
-        table = program.tables[number]
-        if table is None:
-            continue
-        bad[ranks] = n_bound[ranks] < table.n_slots
-        ranks = ranks[~bad[ranks]]
-        if not len(ranks):
-            continue  # such a slot may be any number: nothing is counted by slot
-        for kind, position in PAIR_POSITIONS:
-            for slot in table.slots_with(kind):
-                bound = program.slots[program.slot_index[ranks] + slot]
-                of_two = groups.sizes[bound] == 2
-                bad[ranks[~of_two]] = True
-                there = groups.members[groups.index[bound[of_two]] + position]
-                bad[ranks[of_two][there != ranks[of_two]]] = True
+    n_slots = np.array([0 if table is None else table.n_slots for table in program.tables])
+    bad = n_bound < n_slots[program.table]
+    # The kinds on the slots of all tables; if all ranks have too few slots for a table, its slots
+    # may be any numbers, and nothing is counted by slot.
+    most = n_bound.max()
+    kinds = [
+        np.zeros(0, np.int64) if table is None or table.n_slots > most else table.kind_bits
+        for table in program.tables
+    ]
+    first = np.cumsum([0, *map(len, kinds)])
+    owner = np.repeat(np.arange(program.n_ranks), n_bound)
+    slot = np.arange(len(owner)) - program.slot_index[owner]
+    (used,) = np.nonzero((slot < n_slots[program.table[owner]]) & ~bad[owner])
+    owner, bound = owner[used], program.slots[used]
+    kind = np.concatenate(kinds)[first[program.table[owner]] + slot[used]]
+    for each, position in PAIR_POSITIONS:
+        (at,) = np.nonzero(kind >> int(each) & 1)
+        of_two = groups.sizes[bound[at]] == 2
+        bad[owner[at[~of_two]]] = True
+        at = at[of_two]
+        there = groups.members[groups.index[bound[at]] + position]
+        bad[owner[at[there != owner[at]]]] = True
     return np.flatnonzero(bad)
 
 
@@ -454,7 +457,7 @@ def _refuse_pairs(program: Program, rank: int, table: Table) -> None:
             f"{len(bound)} are bound"
         )
     for kind, position in PAIR_POSITIONS:
-        for slot in table.slots_with(kind):
+        for slot in np.flatnonzero(table.kind_bits >> int(kind) & 1).tolist():
             group = program.communicators.group(int(bound[slot]))
             if len(group) != 2 or group[position] != rank:
                 raise ProgramError(

@@ -217,6 +217,11 @@ class Table:
         """Operations on each slot as a bit set, shape (n_slots,): the sum of 1 << `Operation`."""
         return self._communications.operation_bits
 
+    @property
+    def kind_bits(self) -> NDArray[np.int64]:
+        """Kinds of the communications on each slot, likewise: the sum of 1 << `Kind`."""
+        return self._communications.kinds
+
     @cached_property
     def launch_time(self) -> float:
         """CPU time, launch latencies and gaps of all rows, one after the other, in ps."""
@@ -244,22 +249,6 @@ class Table:
     def by_slot(self) -> NDArray[np.intp]:
         """Communications by slot, those of each in order."""
         return self._communications.rows[self.slot_order]
-
-    def slots_with(self, kind: Kind) -> tuple[int, ...]:
-        """Return the slots that carry rows of one kind, in ascending order."""
-        return self._slots_by_kind.get(kind, ())
-
-    @cached_property
-    def _slots_by_kind(self) -> dict[Kind, tuple[int, ...]]:
-        kinds = list(enumerate(self._communications.kinds.tolist()))
-        present = 0
-        for _, bits in kinds:
-            present |= bits
-        return {
-            kind: tuple(slot for slot, bits in kinds if bits >> kind & 1)
-            for kind in Kind
-            if present >> kind & 1
-        }
 
     @property
     def structure(self) -> Table:
@@ -291,7 +280,6 @@ _INDEPENDENT_OF_DURATIONS = frozenset(
         "by_slot",
         "_communications",
         "_rows_by_slot",
-        "_slots_by_kind",
         "launch_time",
     ]
 )

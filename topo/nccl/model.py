@@ -223,6 +223,28 @@ class Nccl:
         ranking = self._ranking(operation, shape)
         return [_choice(ranking.candidates[i], bytes) for i in ranking.order(bytes)]
 
+    def highest_bandwidths(
+        self, operation: Operation, sizes: Sequence[int], shape: Shape
+    ) -> dict[str, float]:
+        """Return the highest bandwidth of each algorithm of `candidates` at some sizes, in bytes/s.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            In bytes.
+        """
+        self._check(operation, shape)
+        if operation in SEND_OPERATIONS or operation is Operation.BARRIER or shape.ranks == 1:
+            every = [self.choose(operation, size, shape) for size in sizes]
+            pairs = [(each.algorithm, each.bandwidth) for each in every]
+        else:
+            some, known = np.array(sizes, float), self._ranking(operation, shape).candidates
+            pairs = [(each.algorithm, float(np.max(each.rate(some)))) for each in known]
+        found: dict[str, float] = {}
+        for algorithm, bandwidth in pairs:
+            found[algorithm] = max(found.get(algorithm, 0.0), bandwidth)
+        return found
+
     def better(self, operation: Operation, bytes: int, shape: Shape) -> Choice | None:
         """Return the fastest pair that one can ask for, where the library's is clearly slower.
 

@@ -247,7 +247,10 @@ def _leaf_to_root_paths(n: int) -> tuple[Ranks, Ranks, Ranks, Ranks]:
     for tree in (edges[: n - 1], edges[n - 1 :]) if n > 1 else ():
         parent = np.full(n, -1)
         parent[tree[:, 0]] = tree[:, 1]
-        node = np.setdiff1d(tree[:, 0], tree[:, 1])
+        is_leaf = np.zeros(n, bool)
+        is_leaf[tree[:, 0]] = True
+        is_leaf[tree[:, 1]] = False
+        (node,) = np.nonzero(is_leaf)
         way = np.arange(len(node)) + sum(map(len, leaves))
         leaves.append(node)
         while len(node):  # from all leaves at once, a hop further up each time

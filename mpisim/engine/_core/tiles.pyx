@@ -30,7 +30,9 @@ from .tile_state cimport (
 from .tile_digest import TileDigest as new_tile_digest
 from .memory import padded
 
-cdef size_t BLOCK = 1 << 20
+# Bytes that are reserved at once, and set to 0: no more than tiles of most plans need, since each
+# pass of relaxation has a core of its own.
+cdef size_t BLOCK = 1 << 16
 
 COMMUNICATION = np.dtype([("time", np.int64), ("last", np.int32), ("posted", np.int32)])
 """State of one communication: as `Communication` in tile_state.h."""

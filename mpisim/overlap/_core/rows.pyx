@@ -189,13 +189,13 @@ def entries_of(
 
 
 cdef inline void add_words(
-    int64_t row, int64_t one, int64_t other, uint64_t times, uint64_t* low, uint64_t* high
+    int64_t row, int64_t one, int64_t other, uint64_t* low, uint64_t* high
 ) noexcept nogil:
-    """Add what a row says to a fingerprint, so many times."""
+    """Add what a row says to a fingerprint."""
     cdef uint64_t place = (<uint64_t>row + 1) * GOLDEN
     cdef uint64_t x = <uint64_t>one + place, y = <uint64_t>other ^ place
-    low[0] += times * mix(mix(x) + y)
-    high[0] += times * mix(mix(y ^ <uint64_t>0xD6E8FEB86659FD93) + x)
+    low[0] += mix(mix(x) + y)
+    high[0] += mix(mix(y ^ <uint64_t>0xD6E8FEB86659FD93) + x)
 
 
 def fingerprint(const int64_t[:] one, const int64_t[:] other):
@@ -206,34 +206,21 @@ def fingerprint(const int64_t[:] one, const int64_t[:] other):
     cdef Py_ssize_t i
     with nogil:
         for i in range(one.shape[0]):
-            add_words(i, one[i], other[i], 1, &low, &high)
+            add_words(i, one[i], other[i], &low, &high)
         words[0], words[1] = low, high
     return found
 
 
-def fingerprint_with(
-    words, const int64_t[::1] rows, const int64_t[::1] one, const int64_t[::1] other,
-    const int64_t[::1] new_one, const int64_t[::1] new_other,
-):
-    """Return the `fingerprint` of two arrays of which some rows have changed.
-
-    Parameters
-    ----------
-    words : uint64, shape (2,)
-        The fingerprint before.
-    rows : int64, shape (k,)
-    one, other, new_one, new_other : int64, shape (k,)
-        Entries of the two arrays in these rows, before and after.
-    """
-    found = np.array(words)
-    cdef uint64_t[::1] of = found
-    cdef uint64_t low = of[0], high = of[1]
+def fingerprint_at(const int64_t[::1] rows, const int64_t[::1] values):
+    """Return a 128-bit hash of values in some rows, whatever their order: uint64 of shape (2,)."""
+    found = np.zeros(2, np.uint64)
+    cdef uint64_t[::1] words = found
+    cdef uint64_t low = 0, high = 0
     cdef Py_ssize_t i
     with nogil:
         for i in range(rows.shape[0]):
-            add_words(rows[i], new_one[i], new_other[i], 1, &low, &high)
-            add_words(rows[i], one[i], other[i], <uint64_t>-1, &low, &high)
-        of[0], of[1] = low, high
+            add_words(rows[i], values[i], 0, &low, &high)
+        words[0], words[1] = low, high
     return found
 
 

@@ -1,5 +1,6 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Columns of a table → what its communications are, slot by slot; the CPU time of all rows.
+"""Columns of a table → what its communications are, slot by slot, with a hash; the CPU time of
+all rows.
 
 A plan has dozens of tables of thousands of rows, and numpy goes through them a dozen times for what
 two passes give. Callers are trusted: no index is checked.
@@ -7,7 +8,7 @@ two passes give. Callers are trusted: no index is checked.
 
 import numpy as np
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 
 def communications_by_slot(
@@ -62,6 +63,55 @@ def communications_by_slot(
             order[place[s]] = i
             place[s] += 1
     return rows_array, order_array, found[0], found[1], found[2]
+
+
+def hashes_by_slot(
+    const int64_t[::1] rows,
+    const int64_t[::1] operations,
+    const uint8_t[::1] operation,
+    const int64_t[::1] size,
+    const uint8_t[::1] any_size,
+):
+    """Hash the sequence of operations, and of their sizes, on each slot.
+
+    Parameters
+    ----------
+    rows : int64, shape (m,)
+        Communications by slot, those of each in order.
+    operations : int64, shape (n_slots,)
+        How many there are on each slot.
+    operation, size : shape (n,)
+        Of all rows, the latter in bytes.
+    any_size : uint8, shape (256,)
+        Whether the size of an operation does not count.
+
+    Returns
+    -------
+    int64, shape (n_slots,)
+    """
+    found = np.zeros(operations.shape[0], np.int64)
+    cdef int64_t[::1] of_slot = found
+    cdef Py_ssize_t s, i, at = 0
+    cdef uint64_t word
+    cdef int64_t row
+    with nogil:
+        for s in range(operations.shape[0]):
+            word = 0
+            for i in range(operations[s]):
+                row = rows[at]
+                at += 1
+                word = mixed(word + operation[row])
+                word = mixed(word ^ <uint64_t>(-1 if any_size[operation[row]] else size[row]))
+            of_slot[s] = <int64_t>word
+    return found
+
+
+cdef inline uint64_t mixed(uint64_t x) noexcept nogil:
+    """Scramble a word: SplitMix64."""
+    x += <uint64_t>0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
+    return x ^ (x >> 31)
 
 
 def counts_below(
