@@ -207,11 +207,15 @@ class FrameworkOptions:
         experts, what comes before tokens are exchanged.
     launch_blocking : bool
         Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
-    moe_experts : {"loop", "grouped", "fused"}, optional
+    moe_experts : {"loop", "grouped", "fused", "modules"}, optional
         How experts multiply: a product after the other, each launched (Transformer Engine's
         ``GroupedLinear``; default in Megatron-LM); all in one kernel (default elsewhere); or that
         with the activation and the casts to the format of the next product in it (Megatron-LM's
-        ``--use-transformer-engine-op-fuser``).
+        ``--use-transformer-engine-op-fuser``). Or each expert is a module of PyTorch, which a loop
+        in Python gives its rows (Hugging Face's transformers before version 5); not with tp or ep.
+    leaf_modules : bool
+        With `moe_experts` "modules" and DeepSpeed's ZeRO-3: whether the block of experts is one
+        module, whose parameters are gathered together (``set_z3_leaf_modules``), not each expert.
     moe_router : {"pytorch", "transformer-engine"}
         Whose products give scores in fp32: PyTorch's, of operands made fp32 before, or those of
         Transformer Engine, which take them as they are, and backward in tf32.
@@ -311,7 +315,8 @@ class FrameworkOptions:
     launch_blocking: bool = False
 
     # Mixture of experts.
-    moe_experts: Literal["loop", "grouped", "fused"] | None = None
+    moe_experts: Literal["loop", "grouped", "fused", "modules"] | None = None
+    leaf_modules: bool = True
     moe_router: Literal["pytorch", "transformer-engine"] = "pytorch"
     moe_router_fusion: bool = False
     moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep", "one-hot"] = "all-to-all"

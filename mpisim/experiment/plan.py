@@ -136,8 +136,11 @@ class Plan:
         return self.tp if self.etp is None else self.etp
 
     @property
-    def experts(self) -> Literal["loop", "grouped", "fused"]:
-        """How the experts of a rank multiply: one GEMM each, a grouped GEMM, or fused kernels."""
+    def experts(self) -> Literal["loop", "grouped", "fused", "modules"]:
+        """How the experts of a rank multiply: one GEMM each, a grouped GEMM, or fused kernels.
+
+        Or as modules of PyTorch, one after another.
+        """
         if self.framework.moe_experts is None:
             return "loop" if self.style(transformer=True) == "megatron" else "grouped"
         return self.framework.moe_experts
@@ -310,6 +313,13 @@ def _check_sizes(plan: Plan) -> None:
             f"framework.moe_dispatcher is {plan.framework.moe_dispatcher!r} with experts split "
             f"over "
             f"{plan.expert_tp} ranks; set etp = 1"
+        )
+    if plan.framework.moe_experts == "modules" and plan.tp * plan.ep * plan.expert_tp > 1:
+        split = {"tp": plan.tp, "ep": plan.ep, "etp": plan.expert_tp}
+        key, size = next((key, size) for key, size in split.items() if size > 1)
+        raise InputError(
+            f"framework.moe_experts is 'modules', but {key} is {size}: each rank runs all "
+            f"experts; set {key} = 1 or moe_experts = 'grouped'"
         )
     if plan.sp and plan.tp == 1:
         raise InputError("sp is true, but tp is 1: there is nobody to share the sequence with")

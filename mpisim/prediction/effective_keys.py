@@ -70,6 +70,16 @@ def _one_hot(experiment: Experiment) -> bool:
     return _experts(experiment) and experiment.plan.framework.moe_dispatcher == "one-hot"
 
 
+def _leaves(experiment: Experiment) -> bool:
+    plan = experiment.plan
+    return (
+        _experts(experiment)
+        and plan.experts == "modules"
+        and plan.zero == 3
+        and plan.style(transformer=True) == "deepspeed"
+    )
+
+
 def _axes(experiment: Experiment) -> bool:
     plan = experiment.plan
     return sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 1
@@ -217,6 +227,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
         _experts,
     ),
     **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
+    "framework.leaf_modules": _leaves,
     "framework.moe_multihot_fusion": _deep_ep,
     "framework.moe_balance": _copies_for_ranks,
     "framework.moe_capacity_factor": _one_hot,

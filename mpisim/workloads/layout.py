@@ -315,10 +315,12 @@ def _plan_of_layers(model: Transformer, plan: Plan, grid: Grid) -> Plan:
     """Plan → canonical plan with the same layers, equal for all plans that have these layers.
 
     A transformer's layers do not depend on how they are shared out to stages, and of the batch only
-    on whether gradients are accumulated; of ZeRO on whether gradients are sharded, too.
+    on whether gradients are accumulated; of ZeRO on whether gradients are sharded, too. Adapters
+    and experts that are modules look at its stage.
     """
     accumulates = _accumulates(plan, grid)
-    zero = plan.zero if model.lora_rank else plan.zero - plan.zero % 2
+    by_stage = model.lora_rank or (model.experts and plan.experts == "modules")
+    zero = plan.zero if by_stage else plan.zero - plan.zero % 2
     return replace(
         plan,
         global_batch=(1 + accumulates) * grid.dp * plan.micro_batch,

@@ -4,7 +4,8 @@ In the order of Megatron-LM (``megatron/core/transformer/moe/moe_layer.py``): ea
 own share of the tokens (:mod:`.router`), :mod:`.token_dispatch` brings them to their experts and
 back. Shared experts are an ordinary feed-forward block before all that; overlapped
 (``--moe-shared-expert-overlap``) their first matrix runs beside the all-to-all to the experts, the
-second beside the one back.
+second beside the one back. Where experts are modules that a loop in Python calls, there are only
+the router and the loop (:mod:`.expert_modules`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mpisim.kernels.operations import BYTES, Elementwise, GroupedGemm
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Task
+from .expert_modules import expert_modules
 from .feed_forward import activation, clamp_inputs, mlp
 from .module_options import capture_module, recompute_module
 from .pointwise import branch, dropout_add, elementwise, norm
@@ -38,15 +40,19 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
     routing = Routing.of(s)
     size = s.sharded_tokens * model.hidden
     inside = _in_latent_width(s)
-    choice = (router(s, routing), *load_balancing(s, routing))
-    routed: tuple[Operator, ...] = (
-        *choice,
-        *_latent_matrix(s, "experts latent down", down=True),
-        dispatch(inside, routing),
-        *_routed_experts(inside, routing),
-        combine(inside, routing),
-        *_latent_matrix(s, "experts latent up", down=False),
-    )
+    if s.plan.experts == "modules":
+        routed = expert_modules(s, routing)
+        choice = routed[:1]
+    else:
+        choice = (router(s, routing), *load_balancing(s, routing))
+        routed = (
+            *choice,
+            *_latent_matrix(s, "experts latent down", down=True),
+            dispatch(inside, routing),
+            *_routed_experts(inside, routing),
+            combine(inside, routing),
+            *_latent_matrix(s, "experts latent up", down=False),
+        )
     shared: tuple[Operator, ...] = ()
     in_router_graph = len(choice)
     branches = [branch(s, "routed", size)]
