@@ -61,7 +61,7 @@ class ErrorBin:
     bias : float
         Median.
     sd : float
-        Standard deviation.
+        Of the normal distribution about the bias that has as wide an interval of nine tenths.
     median, p90 : float
         Of the absolute values.
     """
@@ -121,12 +121,12 @@ class FittedConstants:
     def own_share(self, seconds: float) -> float:
         """Return the share of the error's variance that a kernel does not share with others.
 
-        What a whole board, or a whole run, is off by is in the bins' percentiles, not in their
-        spreads; of these, kernels of one run share a little (`shared_kernel_error`).
+        The bias of a bin is what a whole board is off by: all kernels share it. Of the spread about
+        it kernels of one run share a part (`shared_kernel_error`).
         """
         found = self._bin(seconds)
-        spread = min(1.0, found.sd * Z_90 / found.p90) if found.p90 else 0.0
-        return (1 - SHARED_BY_RUN) * spread**2
+        variance = found.sd**2 + found.bias**2
+        return (1 - SHARED_BY_RUN) * found.sd**2 / variance if variance else 0.0
 
     @property
     def largest_error(self) -> float:
@@ -146,15 +146,18 @@ class FittedConstants:
 
 
 def _together(bins: Sequence[ErrorBin]) -> ErrorBin:
-    """Return bins as one, in the decade of most rows: medians in the mean, the rest in squares."""
+    """Return bins as one, in the decade of most rows: each number in the root mean square.
+
+    Of the bias this is the size: a board that is off by turns is off.
+    """
     rows = sum(each.rows for each in bins)
 
     def squares(name: str) -> float:
         return math.sqrt(math.fsum(each.rows * getattr(each, name) ** 2 for each in bins) / rows)
 
     most = max(bins, key=lambda each: each.rows)
-    bias = math.fsum(each.rows * each.bias for each in bins) / rows
-    return ErrorBin(most.decade, rows, bias, squares("sd"), squares("median"), squares("p90"))
+    numbers = (squares(name) for name in ("bias", "sd", "median", "p90"))
+    return ErrorBin(most.decade, rows, *numbers)
 
 
 def decade_of(seconds: float) -> int:

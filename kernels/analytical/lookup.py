@@ -72,6 +72,11 @@ or in it on GPUs of the architecture and of related ones; and the relative error
 products of a convolution run on the units of other products, on CDNA on matrix units in fp32, too.
 """
 
+AVERAGING_FORMULAS = ("gemm",)
+"""Formulas whose kernels were measured as those of whole layers, so that what of their errors
+averages out is known (``shared_kernel_error`` in ``kernel_numbers.toml``).
+Their variants have it from them."""
+
 
 @frozen
 class CalibrationLookup:
@@ -97,6 +102,8 @@ class CalibrationLookup:
         Formula whose constants these are, where that is another one.
     carried : float
         Of `added`, what such a formula is off by beside the base: that it has for itself.
+    together : bool
+        Whether unlike kernels are off together, as those of no layers were measured.
     """
 
     constants: Mapping[str, float]
@@ -108,6 +115,7 @@ class CalibrationLookup:
     chips: FittedConstants | None = None
     base: str = ""
     carried: float = 0.0
+    together: bool = False
 
     @property
     def launch(self) -> float:
@@ -135,7 +143,7 @@ class CalibrationLookup:
         What is added is off together in all.
         """
         judged, error = self._judged_by(seconds), self.error(seconds)
-        if judged is None or not error:
+        if judged is None or not error or self.together:
             return 0.0
         return judged.own_share(seconds) * (judged.error(seconds) / error) ** 2
 
@@ -186,7 +194,7 @@ def look_up(
         or _related(calibration, formula, near, dtype)
         < _related(calibration, substitute[0], near, dtype)
     ):
-        return _borrowed(calibration, *substitute, gpu, dtype)
+        return replace(_borrowed(calibration, *substitute, gpu, dtype), together=True)
     for other in FORMAT_FALLBACKS[dtype]:
         boards = _boards_with_chip(calibration, formula, gpu, other)
         for owner in (gpu.name, *boards, *near, ANY):
@@ -220,6 +228,7 @@ def look_up(
                 ),
                 unrelated=unrelated,
                 chips=chips,
+                together=formula not in AVERAGING_FORMULAS,
             )
     constants = {each.name: each.start for each in FORMULAS[formula].constants}
     added = math.hypot(TEXTBOOK_ERROR, unseen_chip_error(formula, gpu))

@@ -162,7 +162,7 @@ def unseen_errors(
     worst: dict[int, ErrorBin] = {}
     for chip in found:
         for each in _bins(chip.rows, chip.errors(formula, weight)):
-            net = replace(each, p90=_digits(_net(each.p90, formula, chip)))
+            net = _without_added(each, formula, chip)
             other = worst.get(each.decade)
             key = net.rows >= MIN_BIN_ROWS, net.p90
             if other is None or key > (other.rows >= MIN_BIN_ROWS, other.p90):
@@ -170,10 +170,11 @@ def unseen_errors(
     return tuple(worst[decade] for decade in sorted(worst))
 
 
-def _net(p90: float, formula: Formula, chip: LeftOutChip) -> float:
-    """90th percentile of errors on a chip → the part that its GPU's own error bar does not hold.
+def _without_added(found: ErrorBin, formula: Formula, chip: LeftOutChip) -> ErrorBin:
+    """Errors on a chip → the part of them that its GPU's own error bar does not hold.
 
-    Errors add in quadrature; a tenth of the percentile stays in any case.
+    Errors add in quadrature; a tenth of the 90th percentile stays in any case. Bias and spread are
+    of the same errors: they become smaller by the same factor.
     """
     designs = {gpu_parameters(rows.gpu).design for rows in chip.fitted}
     boards = [gpu_parameters(rows.gpu) for rows in chip.rows]
@@ -181,7 +182,10 @@ def _net(p90: float, formula: Formula, chip: LeftOutChip) -> float:
         unseen_chip_error(formula.name, gpu, bool(chip.related) and gpu.design not in designs)
         for gpu in boards
     )
-    return math.sqrt(max(p90**2 - (Z_90 * added) ** 2, (0.1 * p90) ** 2))
+    p90 = math.sqrt(max(found.p90**2 - (Z_90 * added) ** 2, (0.1 * found.p90) ** 2))
+    factor = p90 / found.p90 if found.p90 else 1.0
+    names = "bias", "sd", "median", "p90"
+    return replace(found, **{name: _digits(factor * getattr(found, name)) for name in names})
 
 
 def _same_maker(found: Sequence[LeftOutChip], architecture: str) -> Sequence[LeftOutChip]:
@@ -201,13 +205,13 @@ def _bins(batches: Sequence[MeasuredKernels], errors: Sequence[np.ndarray]) -> t
     size = np.floor(np.log10(predicted)).astype(int)
     for power in np.unique(size).tolist():
         here = error[size == power]
-        absolute = np.abs(here)
+        absolute, bias = np.abs(here), np.median(here)
         found.append(
             ErrorBin(
                 decade=power,
                 rows=len(here),
-                bias=_digits(np.median(here)),
-                sd=_digits(here.std()),
+                bias=_digits(bias),
+                sd=_digits(np.percentile(np.abs(here - bias), 90) / Z_90),
                 median=_digits(np.median(absolute)),
                 p90=_digits(np.percentile(absolute, 90)),
             )
