@@ -81,6 +81,8 @@ class GpuParameters:
         Threads of a warp.
     exponentials : float
         A clock and multiprocessor.
+    fp32_on_cores : bool
+        Whether convolutions in fp32 run on the cores, not on matrix units.
     sustained : float
         Share of the clock that the board's power allows under full matrix load, relative to the
         reference GPU of its architecture: 1 where it has as many watts a FLOP/s. What the
@@ -116,6 +118,7 @@ class GpuParameters:
     sm_threads: int
     warp_size: int
     exponentials: float = EXPONENTIALS_PER_CLOCK
+    fp32_on_cores: bool = True
     sustained: float = 1.0
     sustained_products: float | None = None
     steady: float = 1.0
@@ -223,6 +226,7 @@ class GpuParameters:
             sm_threads=round(gpu.sm_threads.si),
             warp_size=round(gpu.warp_size.si),
             exponentials=gpu.exponentials.si if gpu.exponentials else EXPONENTIALS_PER_CLOCK,
+            fp32_on_cores=architecture["fp32_units"] == "cores",
             sustained=min(1.0, sustained),
             steady=min(1.0, steady),
             steady_products=None if products is None else min(1.0, products.si),

@@ -223,3 +223,21 @@ def test_four_bits_need_sixteen_around_them() -> None:
 def test_four_bits_need_adapters() -> None:
     with pytest.raises(InputError, match=r"model\.lora_rank is 0"):
         network(model("llama", **COMMON), plan(**FOUR_BITS))
+
+
+MIXTURE: dict[str, Any] = COMMON | {"experts": 8, "topk": 2, "moe_ffn_hidden": 128}
+
+
+@pytest.mark.parametrize(("experts", "packed"), [("loop", True), ("grouped", False)])
+def test_experts_are_packed_where_each_is_a_module(experts: str, packed: bool) -> None:
+    """Transformers before 5: nn.Linear each; since: one parameter, which stays in 16 bits."""
+    mixture = model("llama", **MIXTURE, lora_rank=RANK, lora_modules=("qkv",))
+    found = network(mixture, plan(**FOUR_BITS, moe_experts=experts))
+    sizes = {"experts in weight": 2 * 8 * 256 * 128, "experts out weight": 8 * 256 * 128}
+    held = {each.name: each.size for each in parameters(found) if each.name in sizes}
+    bits = 4 + 8 / 64 + 32 / (64 * 256)
+    share = bits / 16 if packed else 1
+    assert held == {name: pytest.approx(share * size, abs=1) for name, size in sizes.items()}
+    for what in ("forward", "backward"):
+        names = [name for name, _ in written_out(found, what)]
+        assert names.count("experts in dequantize") == (COMMON["layers"] if packed else 0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from mpisim.cli import main
 from mpisim.topo.collectives.calibration import CollectiveCalibration
+
+PUBLISHED = Path(__file__).parents[1] / "data/validation/collectives.csv"
 
 HEADER = (
     "source,op,gpu,gpus_per_node,num_gpus,num_nodes,intra_link,inter_link,size_bytes,dtype,"
@@ -159,3 +163,10 @@ def test_mistakes(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_published_curves_have_sources_that_can_be_looked_up() -> None:
+    with PUBLISHED.open() as file:
+        sources = {row["source"] for row in csv.DictReader(file)}
+    known = re.compile(r"https://|github:[\w.-]+/[\w.-]+, |arXiv:|not traceable: ")
+    assert [each for each in sources if not known.match(each)] == []

@@ -58,6 +58,7 @@ def test_runs_by_hand() -> None:
     ]
     with pytest.raises(InputError, match=r"plan\.pipeline\.run is 3, which does not divide the 8"):
         pipeline("1f1b", stages=2, micro_batches=8, run=3)
+    assert pipeline("1f1b", 1, 8, run=3) == pipeline("1f1b", 1, 8)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1"])

@@ -330,3 +330,9 @@ def test_no_key_of_other_tables_is_ignored_in_silence(plain: Results, table: str
         assert named or dollars != before
         return
     assert named or results.digest != plain.digest or (table, key) == ("overlap", "model")
+
+
+def test_one_stage_has_nothing_to_drain() -> None:
+    """No division of the batch is refused there, and the key is said to be without effect."""
+    alone = prepare(read(GPT + plan(global_batch=16) + HERE, "e.toml", ["plan.pipeline.run=5"]))
+    assert "plan.pipeline.run: no effect, without it the step is the same" in unused_keys(alone)

@@ -89,6 +89,13 @@ WINOGRAD_TILE = 4
 WINOGRAD_POINTS = 36
 """Pixels to a side of a block of Winograd's algorithm, and numbers that a block becomes."""
 
+WINOGRAD_TEXTBOOK = {
+    each.name: each.start
+    for each in CONSTANTS
+    if each.name in ("winograd", "transforms", "filters")
+}
+"""Of Winograd's kernels, where the constants are those of matrix products, which have none."""
+
 UNAVAILABLE = 1e9
 """Seconds of an algorithm that does not exist for a kernel: never chosen, and no infinity to divide
 by."""
@@ -191,7 +198,7 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
 
     m, n, k = pixels * scattered, made / groups, summed / groups * side * side / scattered
     products = tiled_times(TILINGS, dtype, m, n, k, groups, gpu, **tiles)
-    on_cores = dtype == "fp32" and "winograd" in constants
+    on_cores = dtype == "fp32" and gpu.fp32_on_cores
     scatters = backward & (stride > 1)
     if on_cores and any_of(scatters):
         products = [where(scatters, each / SCATTERING_RATE, each) for each in products]
@@ -213,6 +220,7 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
     winograd, transforms = [], 0.0
     suits = (side == 3) & (stride == 1) & (groups == 1)
     if on_cores and any_of(suits):
+        constants = {**WINOGRAD_TEXTBOOK, **constants}
         blocks = batch * ceil(height / WINOGRAD_TILE) * ceil(width / WINOGRAD_TILE)
         tiles["efficiency"] *= constants["winograd"]
         # Those of weights sum over the blocks.

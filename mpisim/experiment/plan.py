@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.schema import Limits
-from ..schedules import CHUNKS_IN_A_V, SCHEDULES
+from ..schedules import SCHEDULES
 from .framework import FrameworkOptions, Style
 from .models import Count, Large
 from .plan_options import (
@@ -29,6 +29,7 @@ from .plan_options import (
     RecomputeOptions,
     TableOptions,
 )
+from .schedule_checks import check_schedule_keys
 
 __all__ = ["AXES", "Plan", "keys_of", "with_keys"]
 
@@ -162,7 +163,14 @@ class Plan:
 
         Transformers are trained with weights in the format of their products. Other models are
         trained with ``torch.autocast``: their weights and gradients stay in fp32.
+
+        Raises
+        ------
+        InputError
+            If data parallelism refuses the plan, or another model has keys of transformers.
         """
+        if not transformer:
+            self.precision.check_other_models()
         style = self.style(transformer=transformer)
         products = self.precision.products if transformer else "fp32"
         keys = {"framework.dp_style": style, "precision.products": products}
@@ -258,7 +266,7 @@ def with_keys(plan: Plan, keys: Mapping[str, Any]) -> Plan:
 
 
 def _check_sizes(plan: Plan) -> None:
-    """Refuse axes, stages, schedules and parallelism that contradict each other."""
+    """Refuse axes, schedules and parallelism that contradict each other."""
     axes = plan.order.split("-")
     for axis in axes:
         if axis not in AXES:
@@ -268,46 +276,15 @@ def _check_sizes(plan: Plan) -> None:
             )
     if sorted(axes) != sorted(AXES):
         raise InputError(f"order is {plan.order!r}; it must name each of {'-'.join(AXES)} once")
-    if plan.pipeline.stages and len(plan.pipeline.stages) != plan.pp * plan.vpp:
-        raise InputError(
-            f"pipeline.stages has {len(plan.pipeline.stages)} entries; pp × vpp = "
-            f"{plan.pp * plan.vpp} are needed"
-        )
-    schedule = SCHEDULES[plan.pipeline.schedule]
-    interleaved = schedule.interleaved
-    if plan.vpp > 1 and not (interleaved or schedule.v_shaped):
-        raise InputError(
-            f"vpp is {plan.vpp}, but pipeline.schedule = {plan.pipeline.schedule!r} has one chunk"
-        )
-    if schedule.v_shaped and plan.vpp != CHUNKS_IN_A_V:
-        raise InputError(
-            f"vpp is {plan.vpp}, but pipeline.schedule = {plan.pipeline.schedule!r} has two chunks "
-            f"a stage: vpp = {CHUNKS_IN_A_V}"
-        )
-    if schedule.needs_overlap and not plan.overlaps_p2p:
-        raise InputError(
-            f"overlap.p2p is false, but pipeline.schedule = {plan.pipeline.schedule!r}: its stages "
-            "would wait for each other's messages"
-        )
-    alone = plan.pipeline.schedule == "1f1b" and plan.pp == 1
-    if plan.overlap.ep and not interleaved and not alone:
-        raise InputError(
-            f"overlap.ep is true, but pipeline.schedule = {plan.pipeline.schedule!r}; it needs "
-            f"'interleaved', or "
-            "pp = 1"
-        )
-    if plan.overlap.mirror and not schedule.mirrored:
-        mirrored = ", ".join(repr(name) for name, each in SCHEDULES.items() if each.mirrored)
-        raise InputError(
-            f"overlap.mirror is true, but pipeline.schedule = {plan.pipeline.schedule!r} holds no "
-            f"part twice; allowed: {mirrored}"
-        )
-    if plan.overlap.mirror and (plan.zero or plan.ep > 1):
-        key, value = ("zero", plan.zero) if plan.zero else ("ep", plan.ep)
-        raise InputError(
-            f"overlap.mirror is true with {key} = {value}: whole gradients are added up early, "
-            f"those of all layers; allowed: {key} = {0 if plan.zero else 1}"
-        )
+    check_schedule_keys(
+        plan.pipeline,
+        plan.overlap,
+        pp=plan.pp,
+        vpp=plan.vpp,
+        ep=plan.ep,
+        zero=plan.zero,
+        overlaps_p2p=plan.overlaps_p2p,
+    )
     if plan.framework.moe_dispatcher != "all-to-all" and plan.expert_tp > 1:
         raise InputError(
             f"framework.moe_dispatcher is {plan.framework.moe_dispatcher!r} with experts split "

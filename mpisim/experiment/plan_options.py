@@ -178,9 +178,11 @@ class PrecisionOptions:
         Of the product that makes scores of the vocabulary in plans of fp8; 16 bits if not given
         (Megatron-LM's ``fp8_output_proj``).
     frozen : {"nf4"}, optional
-        Of the matrices of layers that are frozen beside adapters (``model.lora_rank``): 4 bits,
-        from which a kernel before each product makes 16 (QLoRA, arXiv:2305.14314); 16 bits if not
-        given.
+        Transformers: of the matrices of layers that are frozen beside adapters
+        (``model.lora_rank``): 4 bits, from which a kernel before each product makes 16 (QLoRA,
+        arXiv:2305.14314); 16 bits if not given. Those of routed experts are in 4 bits where each
+        multiplies by itself (``framework.moe_experts = "loop"``); bitsandbytes leaves experts of
+        one parameter in 16.
     wide_modules : tuple of {"attention", "latent", "mtp"}
         What stays in 16 bits in all layers: the matrices around attention, those between hidden
         states and the narrower ones of LatentMoE, the modules that predict further tokens
@@ -234,6 +236,25 @@ class PrecisionOptions:
             raise InputError(
                 f"autocast is true, but main_parameters is {self.main_parameters!r}; only "
                 "parameters in 'fp32' are modelled with it"
+            )
+
+    def check_other_models(self) -> None:
+        """Refuse keys that only transformers have, for a plan of another model.
+
+        Raises
+        ------
+        InputError
+            If frozen matrices have a format, or autocast is asked for.
+        """
+        if self.frozen is not None:
+            raise InputError(
+                f"plan.precision.frozen is {self.frozen!r}; only transformers have adapters "
+                "(model.lora_rank) beside frozen matrices; leave it out"
+            )
+        if self.autocast:
+            raise InputError(
+                "plan.precision.autocast is true; the key is for transformers: other models always "
+                "run in torch.autocast; leave it out"
             )
 
     @property

@@ -190,7 +190,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
         _always,
     ),
     **dict.fromkeys(("plan.zero", "plan.overlap.dp"), _replicated),
-    **dict.fromkeys(("plan.pipeline", "plan.overlap.p2p"), _pipeline),
+    **dict.fromkeys(("plan.pipeline", "plan.pipeline.run", "plan.overlap.p2p"), _pipeline),
     **dict.fromkeys(
         ("plan.pipeline.account_for_embedding", "plan.pipeline.account_for_loss"), _shared_evenly
     ),

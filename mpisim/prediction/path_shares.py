@@ -244,7 +244,7 @@ class PathShares:
         return found
 
     def averaging(self) -> dict[str, float]:
-        """Return by what factor the errors of unlike kernels shrink in their sum, by number.
+        """Critical path → the factor by which errors of unlike kernels shrink in a sum, by number.
 
         A kernel's error is partly its own (`Estimate.own`): over the kernels of a step, equal ones
         counted together, that part adds up in squares. Numbers whose errors do not shrink are left

@@ -116,7 +116,7 @@ def shortest_runs(experiment: Experiment) -> ShortenedRun | None:
     if loads_images(experiment):
         return None  # whether the GPU or the host takes longer may depend on how long the step is
     to_fill = SCHEDULES[plan.pipeline.schedule].rounds_to_fill
-    if to_fill is None or plan.pipeline.run is not None:
+    if to_fill is None or (plan.pipeline.run is not None and plan.pp > 1):
         return None
     whole, rest = divmod(plan.global_batch, replicas * plan.micro_batch)
     if rest:

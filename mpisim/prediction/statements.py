@@ -258,7 +258,19 @@ def _plan_assumptions(experiment: Experiment) -> list[str]:
         f"{products}, {'fused' if plan.framework.fused else 'elementary'} elementwise kernels",
         "kernels one after another on one stream; each kind of communicator on a stream of its own",
         *_more_layers_than_there_are(experiment),
+        *_wide_experts(experiment),
     ]
+
+
+def _wide_experts(experiment: Experiment) -> list[str]:
+    """Say that frozen experts are not in 4 bits, where a plan keeps frozen matrices so."""
+    plan, model = experiment.plan, experiment.model
+    if plan.precision.frozen is None or not isinstance(model, Transformer):
+        return []
+    if not model.experts or plan.experts == "loop":
+        return []
+    why = "bitsandbytes packs nn.Linear alone (framework.moe_experts = 'loop')"
+    return [f"plan.precision.frozen: experts that multiply together stay in 16 bits, {why}"]
 
 
 def _more_layers_than_there_are(experiment: Experiment) -> list[str]:

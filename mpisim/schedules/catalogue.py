@@ -292,7 +292,7 @@ def check_schedule(
         ):
             if given:
                 raise InputError(f"schedule {name}: {key} is for the schedule interleaved only")
-    if run is not None:
+    if run is not None and stages > 1:  # one stage has nothing to drain
         if micro_batches % run:
             raise InputError(
                 f"plan.pipeline.run is {run}, which does not divide the {micro_batches} "
@@ -338,7 +338,8 @@ def pipeline(
         overlapped, as in Megatron-LM with ``overlap_moe_expert_parallel_comm``; stages warm up with
         one forward more.
     run : int, optional
-        Micro-batches after which the pipeline drains before it takes more; all if not given.
+        Micro-batches after which the pipeline drains before it takes more; all if not given. One
+        stage has nothing to drain: without effect.
 
     Returns
     -------

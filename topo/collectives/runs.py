@@ -196,7 +196,7 @@ class RunOverrides:
 
 
 def measurements(run: Run, overrides: RunOverrides) -> Iterator[Measurement | str]:
-    """Rows → the measurement of each, or why it is left out.
+    """Output of a run → the measurement of each of its rows, or why it is left out.
 
     Parameters
     ----------

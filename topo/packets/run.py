@@ -23,11 +23,13 @@ MAX_HOPS = 500_000_000
 """Packets times links at most by default: some minutes."""
 
 EVENTS_PER_CALL = 1 << 20
+"""Events between two looks at how far it is."""
 
 FRUITLESS = 100
 """Timeouts of a queue pair, in the mean of all, with nothing new acknowledged in between, after
-which nothing will be: senders that repeat themselves. NICs give up after 7 (NCCL_IB_RETRY_CNT)."""
-"""Events between two looks at how far it is."""
+which nothing will be: senders that repeat themselves. A choice, far above the 7 after which a NIC
+gives its connection up (NCCL's NCCL_IB_RETRY_CNT by default; the field has 3 bits, InfiniBand
+Architecture Specification, volume 1): simulated senders never do."""
 
 Ints = NDArray[np.int64]
 

@@ -168,7 +168,7 @@ def _times(rows: Sequence[Row]) -> NDArray[np.float64]:
 
 
 def _seconds(shape: _Shape, times: NDArray[np.float64]) -> float:
-    """Experiment → seconds of its simulated step."""
+    """Shape of a step, times of its parts → seconds of the step, simulated."""
     layer, sending, last, alone = times[:4].tolist()
     several = shape.stages > 1
     work = shape.layers * layer + (sending if several else alone)

@@ -11,10 +11,15 @@ rows the first adds up over the group, and the columns of the second are gathere
 Nothing below the first adapter needs gradients: the embedding has none. The gradient of the first
 layer's input is made all the same.
 
-QLoRA (arXiv:2305.14314, ``precision.frozen``): frozen matrices of layers, experts' apart, are kept,
-gathered and offloaded in 4 bits. Before each product that reads one, a kernel writes it out in 16
-bits, forward, again where the forward is computed again, and backward
-(github:bitsandbytes-foundation/bitsandbytes, ``bitsandbytes/autograd/_functions.py``, MatMul4Bit:
+QLoRA (arXiv:2305.14314, ``precision.frozen``): frozen matrices of layers are kept, gathered and
+offloaded in 4 bits where they are ``nn.Linear`` (github:huggingface/transformers,
+``src/transformers/integrations/bitsandbytes.py``, ``replace_with_bnb_linear``): those of attention,
+feed-forward blocks and shared experts, and of routed experts where each multiplies by itself
+(``moe_experts = "loop"``). Experts that multiply together are one parameter of three dimensions,
+which stays in 16 bits
+(github:bitsandbytes-foundation/bitsandbytes, issue 1849). Before each product that reads a matrix
+of 4 bits, a kernel writes it out in 16, forward, again where the forward is computed again, and
+backward (the same repository, ``bitsandbytes/autograd/_functions.py``, MatMul4Bit:
 ``dequantize_4bit`` in both). Constants of blocks are in 8 bits themselves: two small kernels before
 it make them fp32 (``bitsandbytes/functional.py``, ``dequantize_4bit`` of a nested state).
 """
@@ -25,11 +30,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from mpisim.kernels.operations import Elementwise, Gemm, operand_bytes
+from mpisim.kernels.operations import Elementwise, Gemm, GroupedGemm, operand_bytes
 
 from ...base.errors import InputError
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Task
+from .mixture_of_experts import FIRST_LINEAR, SECOND_LINEAR
 from .pointwise import elementwise
 from .precision import weight_gradient
 from .shapes import Shapes
@@ -44,6 +50,16 @@ ADAPTED: dict[str, tuple[str, ...]] = {
     "fc2": ("feed-forward out", "mamba out"),
 }
 """Names of operators, by what NeMo calls their modules (``linear_qkv``, …)."""
+
+EXPERTS = (FIRST_LINEAR, SECOND_LINEAR)
+
+LINEAR = frozenset(
+    (
+        *(name for names in ADAPTED.values() for name in names),
+        *(f"shared expert {part}" for part in ("in", "gate", "value", "out")),
+    )
+)
+"""Operators of a layer whose matrices are ``nn.Linear``, routed experts apart."""
 
 SUFFIX = " adapter"
 
@@ -127,17 +143,32 @@ def _frozen(s: Shapes, operator: Operator, *, keeps_input: bool) -> Operator:
 
 def _quantised(s: Shapes, operator: Operator) -> Operator:
     """Frozen operator → the same with its matrices in 4 bits, written out before products."""
-    if not any(operator.name in names for names in ADAPTED.values()):
+    routed = operator.name in EXPERTS and s.plan.experts == "loop"
+    if not routed and operator.name not in LINEAR:
         return operator
-    elements = sum(each.size for each in operator.parameters if each.rows)
+    elements = sum(each.size for each in operator.parameters if _is_matrix(each))
     traffic = round(elements * (NF4_BITS / 8 + s.element_size))
-    written = Compute(f"{operator.name} dequantize", Elementwise(traffic), calls=CONSTANT_KERNELS)
+    # One kernel for each product of an expert, launched by Python as the products are.
+    launches = s.model.experts // s.grid.ep if routed else 1
+    written = Compute(
+        f"{operator.name} dequantize",
+        Elementwise(traffic),
+        launches=launches,
+        calls=launches * CONSTANT_KERNELS,
+    )
     return replace(
         operator,
         forward=_before_product(operator.forward, written),
         backward=_before_product(operator.backward, written),
-        parameters=tuple(_packed(each) if each.rows else each for each in operator.parameters),
+        parameters=tuple(
+            _packed(each) if _is_matrix(each) else each for each in operator.parameters
+        ),
     )
+
+
+def _is_matrix(parameter: Parameter) -> bool:
+    """Whether a parameter is one matrix of a layer, or those of experts."""
+    return parameter.rows > 0 or (parameter.expert and parameter.name.endswith(" weight"))
 
 
 def _packed(parameter: Parameter) -> Parameter:
@@ -147,7 +178,7 @@ def _packed(parameter: Parameter) -> Parameter:
 def _before_product(tasks: tuple[Task, ...], written: Compute) -> tuple[Task, ...]:
     """Return tasks with one before the first matrix product; as they are if there is none."""
     for i, task in enumerate(tasks):
-        if isinstance(task, Compute) and isinstance(task.kernel, Gemm):
+        if isinstance(task, Compute) and isinstance(task.kernel, Gemm | GroupedGemm):
             return (*tasks[:i], written, *tasks[i:])
     return tasks
 
