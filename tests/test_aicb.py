@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from simai_texts import COST, took
+from simai_texts import COST, layer, took
 
 from mpisim.base.errors import InputError
 from mpisim.formats import aicb_program, import_program, read_aicb
@@ -174,3 +175,81 @@ def test_ranks_are_those_that_the_file_says(write: Callable[..., Path]) -> None:
         aicb_program(path, 4)
     with pytest.raises(InputError, match="comm_group_size of dp_group is 2; of 4 ranks it would"):
         aicb_program(write(comm("all_reduce", "dp_group", 2, 8)), 4)
+
+
+@pytest.mark.parametrize(
+    ("lines", "head", "says"),
+    [
+        (
+            [comm("all_reduce", "dp_group", 2, 8)],
+            "[rank0 ~ rank99999999999]",
+            "line 1: the last rank is '99999999999'; it must be a whole number from 0 to 262143",
+        ),
+        (
+            [comm("all_reduce", "dp_group", 2, 8)],
+            f"[rank0 ~ rank{'9' * 300}]",
+            "line 1: the last rank is '9999",
+        ),
+        ([comm("all_reduce", "dp_group", 1 << 24, 8)], "", "line 2: comm_group_size is '16777216'"),
+        (
+            [comm("all_reduce", "dp_group", 1 << 17, 8), comm("all_reduce", "tp_group", 8, 8)],
+            "",
+            "1,048,576 ranks; at most 262,144 are read",
+        ),
+        (
+            [comm("all_reduce", "dp_group", 2, 8)],
+            "[rank0 ~ rank7]",
+            "of 8 ranks it would be 8; context parallelism (cp), of which no line says",
+        ),
+        (
+            [comm("all_reduce", "dp_group", 2, 8).replace("None,None,None,1", "0.087,0.1,0.2,1")],
+            "",
+            "line 2: all_reduce has a time, 0.087: this is the log of a run of AICB (…_log.csv)",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_before_ranks_are_listed(
+    write: Callable[..., Path],
+    call_mpisim: Callable[..., Any],
+    lines: list[str],
+    head: str,
+    says: str,
+) -> None:
+    path = write(*lines, head=head)
+    done = call_mpisim(["program", "import", path, "-o", path.with_suffix(".h5")])
+    assert done.rc == 2
+    (line,) = done.errors
+    assert says in line
+    assert str(path) in line
+
+
+def test_too_many_ranks_for_option_and_text_workload(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="999,999,999 ranks; at most 262,144 are read"):
+        aicb_program(write(comm("barrier", "all", 0, 0)), 999_999_999)
+    text = tmp_path / "w.txt"
+    text.write_text(f"DATA\n1\n{layer()}\n")
+    with pytest.raises(InputError, match=r"w\.txt: 262,145 ranks; at most 262,144 are read"):
+        import_program([text], 262_145)
+    text.write_text(f"DATA all_gpus: 262145\n1\n{layer()}\n")
+    with pytest.raises(InputError, match="all_gpus is '262145'; it must be a whole number from 0"):
+        import_program([text])
+
+
+def test_tables_that_do_not_say_the_sizes_of_groups(tmp_path: Path) -> None:
+    """As workload/physical/micro_test/all_reduce_workload.csv of github:aliyun/aicb."""
+    path = tmp_path / "all_reduce_workload.csv"
+    header = COLUMNS.replace("comm_group_size,", "")
+    path.write_text(f"{header}\nCommType.all_reduce,CommGroup.dp_group,4096,x,None,None,,,,,1\n")
+    with pytest.raises(InputError, match="line 1: no column comm_group_size, as in tables of AI"):
+        import_program([path])
+
+
+def test_large_groups_are_listed_once(write: Callable[..., Path]) -> None:
+    n = 1 << 15
+    lines = [comm("barrier", "all", n, 0), comm("all_reduce", "tp_group", 2, 8)]
+    program = aicb_program(write(*lines, head=f"[rank0 ~ rank{n - 1}]"))
+    assert program.n_ranks == n
+    assert len(program.communicators.names) == 1 + n // 2
+    assert members(program, 5) == {"all": list(range(n)), "tp": [4, 5]}

@@ -20,11 +20,15 @@ from ..base.frozen import frozen
 from ..kernels.counted import RooflinePricer
 from ..program import Operation, Phase, Program, ProgramBuilder
 from ..traces.raw import open_text
+from .rank_limit import MOST_RANKS, bounded_ranks
 
 __all__ = ["HEADER", "AicbLine", "AicbWorkload", "aicb_program", "is_aicb", "read_aicb"]
 
 HEADER = "comm_type,comm_group,comm_group_size,msg_size,stage"
 """How the line with the names of the columns begins."""
+
+_HEADER_WITHOUT_SIZES = "comm_type,comm_group,msg_size,stage"
+"""The same in tables of AICB 1.0, as those of workload/physical/micro_test."""
 
 OPERATIONS: Mapping[str, Operation] = {
     "barrier": Operation.BARRIER,
@@ -45,10 +49,11 @@ PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.OP
 BYTES = 2
 """Of an element: AICB computes and communicates in bf16 (workload_applyer.py)."""
 
+_NO_CONTEXT = "context parallelism (cp), of which no line says the size, is not read"
 _RANKS = re.compile(r"\[rank0 ~ rank(\d+)\]")
 _SHAPES = re.compile(r"\(\([^()]*\), ?\([^()]*\)\)")
 _STREAM = 0
-_MOST_BYTES, _MOST_RANKS, _MOST_NS = 2**53, 1 << 24, 10**15
+_MOST_BYTES, _MOST_NS = 2**53, 10**15
 
 
 class AicbLine(NamedTuple):
@@ -93,7 +98,7 @@ class AicbWorkload:
 def is_aicb(head: bytes) -> bool:
     """Begin of a file → whether it is such a table."""
     lines = head[:400].decode("ascii", "replace").lstrip("\ufeff").splitlines()
-    return any(line.startswith(HEADER) for line in lines[:2])
+    return any(line.startswith((HEADER, _HEADER_WITHOUT_SIZES)) for line in lines[:2])
 
 
 def read_aicb(path: Path | str) -> AicbWorkload:
@@ -111,8 +116,17 @@ def read_aicb(path: Path | str) -> AicbWorkload:
         raise InputError(f"{path}: no AICB workload: not a text file") from None
     ranks = _RANKS.match(lines[0])
     at = 1 if lines[0].startswith("[") else 0
+    if len(lines) > at and lines[at].startswith(_HEADER_WITHOUT_SIZES):
+        raise InputError(
+            f"{path}: line {at + 1}: no column comm_group_size, as in tables of AICB 1.0 "
+            "(micro_test): it does not say how many ranks communicate; generate it anew"
+        )
     if len(lines) <= at or not lines[at].startswith(HEADER):
         raise InputError(f"{path}: line {at + 1}: no AICB workload: it must begin with {HEADER!r}")
+    n_ranks = 0
+    if ranks:
+        last = _whole(path, 1, "the last rank", ranks[1], MOST_RANKS - 1)
+        n_ranks = last + 1
     names = lines[at].split(",")
     parts: list[list[AicbLine]] = [[]]
     for number, text in enumerate(lines[at + 1 :], at + 2):
@@ -128,7 +142,7 @@ def read_aicb(path: Path | str) -> AicbWorkload:
     setup, steps = (tuple(parts[0]), tuple(filled)) if filled else ((), (tuple(parts[0]),))
     if not steps[0]:
         raise InputError(f"{path}: no line of a step")
-    return AicbWorkload(path, int(ranks[1]) + 1 if ranks else 0, setup, steps)
+    return AicbWorkload(path, n_ranks, setup, steps)
 
 
 def _line(path: Path, number: int, text: str, names: list[str]) -> AicbLine:
@@ -154,11 +168,16 @@ def _line(path: Path, number: int, text: str, names: list[str]) -> AicbLine:
             f"allowed: {', '.join(GROUPS)}"
         )
     time = row.get("_elapsed_time", "None")
+    if kind != COMPUTATION and time not in ("", "None"):
+        raise InputError(
+            f"{path}: line {number}: {kind} has a time, {time}: this is the log of a run of AICB "
+            "(…_log.csv), in ms; import the workload that it ran (…_workload.csv)"
+        )
     return AicbLine(
         number,
         kind,
         group,
-        _whole(path, number, "comm_group_size", row["comm_group_size"], _MOST_RANKS),
+        _whole(path, number, "comm_group_size", row["comm_group_size"], MOST_RANKS),
         _whole(path, number, "msg_size", row["msg_size"], _MOST_BYTES),
         () if shapes is None else tuple(_sizes(path, number, shapes[0])),
         row["stage"],
@@ -231,7 +250,9 @@ class _Groups:
             raise InputError(
                 f"{path}: line 1 says {workload.n_ranks} ranks, but {n_ranks} are asked for"
             )
-        self.n_ranks = workload.n_ranks or n_ranks or self.tensor * sizes.get("dp_group", 0)
+        self.n_ranks = bounded_ranks(
+            workload.n_ranks or n_ranks or self.tensor * sizes.get("dp_group", 0), f"{path}"
+        )
         if not self.n_ranks:
             raise InputError(f"{path}: the file does not say for how many ranks; give --ranks")
         self.data = max(1, self.n_ranks // self.tensor)
@@ -244,30 +265,31 @@ class _Groups:
         if self.data * self.tensor != self.n_ranks or self.data % self.expert:
             raise InputError(
                 f"{path}: {self.n_ranks} ranks cannot be divided into groups of {self.tensor} "
-                f"(tp_group) × {self.expert} (ep_group)"
+                f"(tp_group) × {self.expert} (ep_group); {_NO_CONTEXT}"
             )
         for group, size in expected.items():
             if group in sizes and sizes[group] != size:
                 raise InputError(
                     f"{path}: line {said[group][1]}: comm_group_size of {group} is "
-                    f"{sizes[group]}; of {self.n_ranks} ranks it would be {size}"
+                    f"{sizes[group]}; of {self.n_ranks} ranks it would be {size}; {_NO_CONTEXT}"
                 )
 
-    def members(self, group: str, rank: int) -> tuple[int, ...]:
+    def members(self, group: str, rank: int) -> range:
         """Return the ranks of a group that a rank is in, in ascending order."""
         tensor, expert = self.tensor, self.expert
         tp, dp = rank % tensor, rank // tensor
-        block = range(dp - dp % expert, dp - dp % expert + expert)
+        block = dp - dp % expert  # the first that shares experts with it
         if group == "all":
-            return tuple(range(self.n_ranks))
+            return range(self.n_ranks)
         if group == "tp_group":
-            return tuple(range(dp * tensor, (dp + 1) * tensor))
+            return range(dp * tensor, (dp + 1) * tensor)
         if group == "ep_tp_group":
-            return tuple(range(block[0] * tensor, (block[-1] + 1) * tensor))
-        chosen = range(dp % expert, self.data, expert) if group == "ep_dp_group" else block
+            return range(block * tensor, (block + expert) * tensor)
+        if group == "ep_dp_group":
+            return range(dp % expert * tensor + tp, self.n_ranks, expert * tensor)
         if group == "dp_group":
-            chosen = range(self.data)
-        return tuple(other * tensor + tp for other in chosen)
+            return range(tp, self.n_ranks, tensor)
+        return range(block * tensor + tp, (block + expert) * tensor, tensor)
 
 
 # --- program --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..program import Operation
 from ..traces.raw import open_text
+from .rank_limit import MOST_RANKS
 
 __all__ = ["POLICIES", "Communication", "Layer", "Part", "SimaiWorkload", "read_simai"]
 
@@ -59,7 +60,6 @@ _SIZES = {
 _LISTS = {"checkpoints": "checkpoints", "checkpoint_initiates": "recomputes"}
 _MOST_NS = 10**15
 _MOST_BYTES = 2**53
-_MOST_RANKS = 1 << 24
 
 
 class Communication(NamedTuple):
@@ -200,7 +200,7 @@ def _header(path: Path, tokens: list[str]) -> tuple[str, dict[str, int], dict[st
         text = rest[at - 1]
         if what == "pp_comm":  # with sequence parallelism the generator divides: 8388608.0
             return _whole(path, 1, what, text.removesuffix(".0"), least, _MOST_BYTES)
-        return _whole(path, 1, what, text, least, _MOST_RANKS)
+        return _whole(path, 1, what, text, least, MOST_RANKS)
 
     while at < len(rest):
         key = rest[at].removesuffix(":")

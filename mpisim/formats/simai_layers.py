@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from ..base.errors import InputError
@@ -269,7 +269,7 @@ class ParallelGroups:
             return "INNER" if weights else "OUTER"
         return "DP" if weights else "TP"
 
-    def members(self, kind: str, rank: int) -> Sequence[int]:
+    def members(self, kind: str, rank: int) -> range:
         """Return the ranks of a group that a rank is in.
 
         Parameters
@@ -280,7 +280,7 @@ class ParallelGroups:
 
         Returns
         -------
-        sequence of int
+        range
             In ascending order, the rank itself among them.
         """
         tensor, data, expert = self.tensor, self.data, self.expert
@@ -291,7 +291,7 @@ class ParallelGroups:
         if kind == "TP":
             return range(begin + dp * tensor, begin + (dp + 1) * tensor)
         if kind == "EP":
-            chosen: Sequence[int] = range(dp - dp % expert, dp - dp % expert + expert)
+            chosen = range(dp - dp % expert, dp - dp % expert + expert)
         elif kind == "DP_EP":
             chosen = range(dp % expert, data, expert)
         elif kind == "DP":
@@ -301,4 +301,7 @@ class ParallelGroups:
             return range(first, first + data)
         else:
             return range(rank % data, self.n_ranks, data)
-        return [begin + other * tensor + tp for other in chosen]
+        base = begin + tp
+        return range(
+            base + chosen.start * tensor, base + chosen.stop * tensor, chosen.step * tensor
+        )

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..base.errors import InputError
 from ..program import Kind, Operation, Phase, Program, ProgramBuilder, Table, TableBuilder
 from ..schedules import Pipeline, pipeline
+from .rank_limit import bounded_ranks
 from .simai import Part, SimaiWorkload, read_simai
 from .simai_layers import Act, MicroBatches, ParallelGroups, backward, forward, micro_batches
 
@@ -51,7 +52,7 @@ def simai_program(workload: SimaiWorkload | Path | str, n_ranks: int = 0) -> Pro
             f"{workload.path}: line 1: 'all_gpus' is {workload.n_ranks}, but {n_ranks} ranks are "
             "asked for"
         )
-    n_ranks = workload.n_ranks or n_ranks
+    n_ranks = bounded_ranks(workload.n_ranks or n_ranks, f"{workload.path}")
     if not n_ranks:
         raise InputError(f"{workload.path}: the file does not say for how many ranks; give --ranks")
     grid = ParallelGroups(workload, n_ranks)
@@ -142,11 +143,11 @@ class _StageWriter:
             self.rows.host_wait(self.chain, tail=self.gap, name="update")
         return self.rows.build()
 
-    def bound(self, rank: int) -> Iterator[tuple[tuple[int, ...], str]]:
+    def bound(self, rank: int) -> Iterator[tuple[range | tuple[int, int], str]]:
         """Yield members and name of the communicator of each slot of a rank of this stage."""
         for kind, other, chunk in self.slots:
             if other < 0:
-                yield tuple(self.grid.members(kind, rank)), kind
+                yield self.grid.members(kind, rank), kind
             else:
                 peer = self.grid.peer(rank, other)
                 way, _, phase = kind.partition(" ")

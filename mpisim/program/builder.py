@@ -20,6 +20,7 @@ class ProgramBuilder:
         self.names = Names()
         self._tables: list[Table] = []
         self._groups: dict[tuple[tuple[int, ...], str | None], int] = {}
+        self._of_ranges: dict[tuple[range, str | None], int] = {}
         self._ranks: list[tuple[int, tuple[int, ...], float, int]] = []
 
     def table(self, label: str = "") -> TableBuilder:
@@ -38,10 +39,16 @@ class ProgramBuilder:
         ----------
         members : sequence of int
             Global ranks, in the communicator's own order; for SEND and RECV the sender, then the
-            receiver.
+            receiver. A range that is known is not listed again: each of its ranks gives it.
         name : str, optional
             Tells communicators of the same members apart.
         """
+        if isinstance(members, range):
+            number = self._of_ranges.get((members, name))
+            if number is None:
+                number = self.communicator(tuple(members), name)
+                self._of_ranges[members, name] = number
+            return number
         key = (tuple(map(int, members)), name)
         if key not in self._groups:
             self._groups[key] = len(self._groups)
