@@ -6,16 +6,18 @@ Kernels are counted by hand, and beside those that PyTorch launches for the same
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 from captures import SCRIPTS, alone, kernels_in, needs_torch, script
-from mixtures import TINY, block
+from mixtures import SIZES, TINY, block
 from plans import plan_of
 from transformers import model, operator
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Phase
+from mpisim.experiment import load
 from mpisim.kernels.operations import Copy, Kernel
 from mpisim.workloads.operators import Await, Compute, Layer
 
@@ -76,6 +78,30 @@ def test_all_experts_are_on_each_rank(split: dict[str, int]) -> None:
     key = next(iter(split))
     with pytest.raises(InputError, match=f"moe_experts is 'modules', but {key} is 2"):
         plan_of(global_batch=8, moe_experts="modules", **split)
+
+
+def test_nothing_is_dispatched() -> None:
+    with pytest.raises(InputError, match="moe_dispatcher is 'one-hot': nothing is dispatched"):
+        plan_of(global_batch=8, moe_experts="modules", moe_dispatcher="one-hot")
+    with pytest.raises(InputError, match="'modules', but model\\.moe_latent is 8"):
+        block(model("moe", **SIZES, moe_latent=8), **KEYS)
+
+
+def test_profiles_of_transformers_before_5_have_them() -> None:
+    """Of models whose blocks are such loops; others, and later ones, multiply experts at once."""
+
+    def experts(name: str, framework: str, version: str, **keys: int) -> str:
+        named = {"model.preset": name, "framework.name": framework, "framework.version": version}
+        given = {**named, "plan.zero": 3, **{f"plan.{key}": value for key, value in keys.items()}}
+        changes = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+        return load(None, changes)[1].plan.experts
+
+    for model_name in ("Mixtral 8x7B", "Qwen3-30B-A3B"):
+        assert experts(model_name, "hf-transformers", "4.51") == "modules"
+        assert experts(model_name, "hf-transformers", "5.0") == "grouped"
+        assert experts(model_name, "deepspeed", "0.16.7") == "modules"
+        assert experts(model_name, "deepspeed", "0.16.7", ep=2) == "grouped"
+    assert experts("DeepSeek-V3", "hf-transformers", "4.51") == "grouped"
 
 
 @needs_torch

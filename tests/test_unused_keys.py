@@ -107,6 +107,7 @@ def test_defaults_that_are_told_can_have_changed_the_answer(case: PreparedExperi
 UNUSED = [
     ("dense", "plan.moe_imbalance=2.0", "plan.moe_imbalance: no effect"),
     ("dense", "framework.moe_capacity=true", "framework.moe_capacity: no effect"),
+    ("experts", "framework.leaf_modules=false", "framework.leaf_modules: no effect"),
     ("dense", "framework.p2p_split=true", "framework.p2p_split: no effect"),
     ("dense", "plan.precision.fp8_scaling=blocks", "plan.precision.fp8_scaling: no effect"),
     ("dense", "plan.tables.sharder=naive", "plan.tables: no effect"),

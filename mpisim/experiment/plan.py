@@ -291,17 +291,29 @@ def _check_sizes(plan: Plan) -> None:
             f"over "
             f"{plan.expert_tp} ranks; set etp = 1"
         )
-    if plan.framework.moe_experts == "modules" and plan.tp * plan.ep * plan.expert_tp > 1:
-        split = {"tp": plan.tp, "ep": plan.ep, "etp": plan.expert_tp}
-        key, size = next((key, size) for key, size in split.items() if size > 1)
-        raise InputError(
-            f"framework.moe_experts is 'modules', but {key} is {size}: each rank runs all "
-            f"experts; set {key} = 1 or moe_experts = 'grouped'"
-        )
+    _check_modules(plan)
     if plan.sp and plan.tp == 1:
         raise InputError("sp is true, but tp is 1: there is nobody to share the sequence with")
     if plan.overlap.tp and not plan.sequence_parallel:
         raise InputError("overlap.tp is true; it needs tp > 1 and sp = true")
+
+
+def _check_modules(plan: Plan) -> None:
+    """Refuse to share out experts that a loop over all of them calls."""
+    if plan.framework.moe_experts != "modules":
+        return
+    split = {"tp": plan.tp, "ep": plan.ep, "etp": plan.expert_tp}
+    for key, size in split.items():
+        if size > 1:
+            raise InputError(
+                f"framework.moe_experts is 'modules', but {key} is {size}: each rank runs all "
+                f"experts; allowed: {key} = 1"
+            )
+    if plan.framework.moe_dispatcher != "all-to-all":
+        raise InputError(
+            "framework.moe_experts is 'modules', but framework.moe_dispatcher is "
+            f"{plan.framework.moe_dispatcher!r}: nothing is dispatched; leave it out"
+        )
 
 
 def _check_data_parallel(plan: Plan) -> None:

@@ -36,6 +36,10 @@ def _experts(experiment: Experiment) -> bool:
     return isinstance(model, Transformer) and model.experts > 0
 
 
+def _dispatched(experiment: Experiment) -> bool:
+    return _experts(experiment) and experiment.plan.experts != "modules"
+
+
 def _dlrm(experiment: Experiment) -> bool:
     return isinstance(experiment.model, Dlrm)
 
@@ -219,13 +223,13 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     "framework.scales_apart": _small_blocks,
     **dict.fromkeys(
         (
-            "framework.moe_experts",
             "framework.moe_dispatcher",
             "framework.moe_router",
             "framework.moe_router_fusion",
         ),
-        _experts,
+        _dispatched,
     ),
+    "framework.moe_experts": _experts,
     **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
     "framework.leaf_modules": _leaves,
     "framework.moe_multihot_fusion": _deep_ep,

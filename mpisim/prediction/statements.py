@@ -442,11 +442,15 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         and plan.framework.moe_dispatcher == "flex",
         "framework.moe_balance": mixture and plan.ep > 1 and plan.framework.dispatches_by_kernels,
         "framework.moe_capacity_factor": mixture and plan.framework.moe_dispatcher == "one-hot",
-        "framework.moe_router": mixture,
+        "framework.moe_router": mixture and plan.experts != "modules",
         "framework.moe_router_fusion": mixture
         and plan.style(transformer=transformer) == "megatron",
         "plan.precision.dispatch": mixture and plan.ep > 1,
         "framework.reshard_after_forward": plan.zero == 3,
+        "framework.leaf_modules": mixture
+        and plan.experts == "modules"
+        and plan.zero == 3
+        and plan.style(transformer=transformer) == "deepspeed",
         "framework.wrap_layers": plan.zero == 3,
         "framework.end_units": plan.zero == 3,
         "framework.loss_chunks": plan.zero == 3 and transformer,

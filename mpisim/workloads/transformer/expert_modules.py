@@ -28,6 +28,7 @@ from dataclasses import replace
 
 from mpisim.kernels.operations import BYTES, Copy, Elementwise, Softmax
 
+from ...base.errors import InputError
 from ...operators.indexing import sort_kernels
 from ..operators import Await, Compute, Operator, Task
 from .pointwise import broadcast, elementwise
@@ -59,7 +60,17 @@ def expert_modules(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
     tuple of Operator
         The router; an operator for each expert that has rows, or one of all where DeepSpeed's
         ZeRO-3 takes the block for one module (``framework.leaf_modules``).
+
+    Raises
+    ------
+    InputError
+        If the experts have a width of their own.
     """
+    if s.model.moe_latent is not None:
+        raise InputError(
+            f"framework.moe_experts is 'modules', but model.moe_latent is {s.model.moe_latent}; "
+            "allowed: 'loop', 'grouped', 'fused'"
+        )
     hit = _experts_hit(s.model.experts, s.model.topk, routing.tokens)
     rows, more = divmod(routing.rows, hit)
     # As few different ones as there are: what is written of equal operators is kept.
