@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["column_of", "compared_cases", "publisher"]
+__all__ = ["column_of", "compared_cases"]
 
 
 def compared_cases(path: Path) -> list[dict[str, Any]]:
@@ -26,15 +26,3 @@ def column_of(path: Path, name: str) -> dict[str, str]:
     """
     with path.open(newline="", encoding="utf-8") as file:
         return {row["id"]: row[name] for row in csv.DictReader(file)}
-
-
-def publisher(source: str) -> str:
-    """Source of a row → who printed it: a repository, page or paper, or the title that it names.
-
-    Examples
-    --------
-    >>> publisher("QwenLM/Qwen README.md, 'Profiling'"), publisher("'Scaling' report, 2026-04-20")
-    ('QwenLM/Qwen', "'Scaling' report")
-    """
-    first = source.split()[0].rstrip(",:;")
-    return first if "/" in first or ":" in first else source.partition(",")[0]

@@ -13,8 +13,7 @@ the same of steps whose way was compared, but on a library that leaves the model
 or not by the recipe for performance that the framework has. That is found on the halves of `TABLES`
 that serve to find causes, so that the intervals of the other halves are a check. The rows of one
 publisher are off together, and the step of a user is of none of them: each publisher counts the
-same, and intervals are to hold nine tenths of the next one's rows, or of those known where fewer
-than three publishers would decide how many that are (`sufficient_error`).
+same, and intervals are to hold nine tenths of the next one's rows (`sufficient_error`).
 
 An error that the file has is not made smaller: the larger of it and the one found is written, and
 beside it what was found. As long as intervals hold less than they say, new rows do not make them
@@ -32,14 +31,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from step_files import column_of, compared_cases, publisher
+from step_files import column_of, compared_cases
 
 from mpisim.kernels.gpu import find_gpu
 from mpisim.prediction.step_constants import parse_constant_name
 from mpisim.prediction.uncertainty import LEFT_OPEN, UNCOMPARED, design_name, is_part
-from mpisim.validate.e2e.cross_validation import MIN_SOURCES, sufficient_error
+from mpisim.validate.e2e.interval_errors import (
+    MIN_PUBLISHERS,
+    not_narrower,
+    publisher,
+    sufficient_error,
+)
 
-__all__ = ["FILE", "main", "missing_error", "not_narrower"]
+__all__ = ["FILE", "main", "missing_error"]
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -83,9 +87,6 @@ LIBRARY = {
 
 OPEN = ("ddp", "deepspeed", "fsdp")
 """Frameworks that run a model of the user's own: which kernels it has, their names do not say."""
-
-KEPT = "; kept, as it is larger than what was found later: "
-"""What stands in a source between that of an error kept and what was found later."""
 
 DENSE, EXPERTS = "dense transformer", "mixture of experts"
 
@@ -164,10 +165,10 @@ def missing_error(used: list[dict[str, Any]], publishers: Mapping[str, str]) -> 
         If there are too few.
     """
     names = [publishers[case["id"]] for case in used]
-    if len(used) < MIN_OTHERS or len(set(names)) < MIN_SOURCES:
+    if len(used) < MIN_OTHERS or len(set(names)) < MIN_PUBLISHERS:
         raise ValueError(
             f"{len(used)} rows of {len(set(names))} publishers; at least {MIN_OTHERS} of "
-            f"{MIN_SOURCES} are needed"
+            f"{MIN_PUBLISHERS} are needed"
         )
     logs = [math.log(case["predicted"] / case["measured"]) for case in used]
     return sufficient_error(logs, [_stated_without(case) for case in used], names)
@@ -185,29 +186,6 @@ def _stated_without(case: dict[str, Any]) -> float:
     return math.sqrt(max(0.0, float(case["stated_error"]) ** 2 - added**2))
 
 
-def not_narrower(error: float, source: str, before: Mapping[str, Any] | None) -> tuple[float, str]:
-    """Error found and its source, entry of the file before → error to write and its source.
-
-    Parameters
-    ----------
-    error : float
-        Relative standard deviation, as `missing_error` finds it.
-    source : str
-    before : Mapping or None
-        With the keys ``error`` and ``source``; None if there is no file.
-
-    Returns
-    -------
-    tuple of (float, str)
-        The larger error. That of before has its own source and, behind `KEPT`, what was found now.
-    """
-    error = round(error, 3)
-    if before is None or before["error"] <= error:
-        return error, source
-    first = before["source"].split(KEPT)[0]
-    return before["error"], f"{first}{KEPT}{error:.3f} ({source})"
-
-
 def _entry(key: str, error: float, source: str) -> str:
     """Return the line of an error."""
     return f'{key} = {{ value = 1, unit = "1", error = {error:.3f}, source = "{source}" }}\n'
@@ -219,7 +197,7 @@ def _source(used: list[dict[str, Any]], publishers: Mapping[str, str], what: str
     logs = [math.log(case["measured"] / case["predicted"]) for case in used]
     longer = math.exp(math.fsum(logs) / len(logs))
     return (
-        f"with it 90 % intervals hold 90 % of publishers' steps, by {len(used)} steps of "
+        f"with it 90 % intervals hold 90 % of a next publisher's steps, by {len(used)} steps of "
         f"{len({publishers[case['id']] for case in used})} publishers in data/validation/{names}, "
         f"halves for causes, {what}; in the geometric mean these took {longer:.2f} times as long "
         f"as predicted"

@@ -16,6 +16,7 @@ examples:
   mpirun -n 2 python -m mpisim calibrate e2e all.csv -o mine.toml
   mpisim validate e2e all.csv --json out.json
   mpisim calibrate e2e all.csv --predicted out.json --passes 0 -o mine.toml
+  mpisim calibrate e2e more.csv --keep mine.toml -o new.toml
   mpisim validate e2e all.csv --calibration mine.toml
   mpisim run experiment.toml --set calibration.file=mine.toml framework.name=nemo
 """
@@ -54,6 +55,11 @@ def add_kind(kinds: Any) -> None:
         default=1,
         help="how often steps are simulated again with what was found (default: 1)",
     )
+    parser.add_argument(
+        "--keep",
+        metavar="FILE",
+        help="errors of the model that this file of constants has are not made smaller",
+    )
     add_predicted(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
@@ -70,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     where = {"trust": TRUST, **conditions(args.where)}
     from ..base.files import write_whole
     from ..mpi.parallel import collective_errors
+    from ..prediction.step_constants import StepConstants
     from ..validate.e2e import calibrate, compare, stored, written
 
     comm = world()
@@ -77,12 +84,13 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             check_files(args)
         known = {} if args.predicted is None else stored(args.predicted)
+        before = None if args.keep is None else StepConstants.read(args.keep).model_error
     path = args.paths[0]
     found = compare(path, comm, where=where, known=known)
     with collective_errors(comm):
         if found is not None and all(each.trust != "A" for each in found.compared):
             raise InputError(f"{path}: no row of trust A could be predicted: nothing to fit")
-    constants = calibrate(found, comm, args.passes)
+    constants = calibrate(found, comm, args.passes, before)
     with collective_errors(comm):
         if constants is not None:
             text = written(constants)

@@ -58,6 +58,9 @@ GUESSED = "what is not said of the model"
 UNNAMED = "framework not named"
 """Name of the error of an experiment that leaves its framework's ways open, on the whole step."""
 
+AS_OPEN = "no better known than what a library's name leaves open"
+"""What the source of that error begins with where it is that of `LEFT_OPEN`."""
+
 UNNAMED_FILE = "calibration/unnamed_framework.toml"
 
 GENERATIONS_FILE = "gpu_generations.toml"
@@ -235,11 +238,12 @@ def error_bar(
         numbers[GUESSED] = Quantity(1, "1", guess.error, "published models of such sizes")
         lengths = {**lengths, GUESSED: float(run.step_time)}
     numbers[OWN_KERNELS] = quantity("own_kernels")
+    unknown = _unknown(prepared)
     if not prepared.experiment.says_framework:
-        numbers[UNNAMED] = _unnamed(prepared)
+        numbers[UNNAMED] = _unnamed(prepared, compared=not unknown)
         lengths = {**lengths, UNNAMED: float(run.step_time)}
-    for name, key in _unknown(prepared):
-        numbers[name] = build(Quantity, packaged(UNCOMPARED_FILE)[key], UNCOMPARED_FILE, key)
+    for name, key in unknown:
+        numbers[name] = _uncompared(key)
         lengths = {**lengths, name: float(run.step_time)}
     left_out = _model_error(prepared) if model_error else None
     return combine(lengths, run.step_time, numbers, left_out)
@@ -284,13 +288,26 @@ def unshared_share() -> float:
     return build(Quantity, packaged(PLANS_FILE)["unshared"], PLANS_FILE, "unshared").value
 
 
-def _unnamed(prepared: PreparedExperiment) -> Quantity:
-    """Return 1 with the error bar that an unnamed framework adds."""
+def _unnamed(prepared: PreparedExperiment, *, compared: bool) -> Quantity:
+    """Return 1 with the error bar that an unnamed framework adds.
+
+    Who names nothing knows no more than who names a library: on compared GPUs, where nothing else
+    is added, it is at least what a library's name leaves open.
+    """
     designs = [design_name(rated_gpu(each.model.gpu)) for each in prepared.workload.pricings]
     experiment = prepared.experiment
     kind = model_class(experiment.model)
     key = unnamed_class(kind, experiment.plan.zero, designs)
-    return build(Quantity, packaged(UNNAMED_FILE)[key], UNNAMED_FILE, key)
+    found = build(Quantity, packaged(UNNAMED_FILE)[key], UNNAMED_FILE, key)
+    left_open = _uncompared("left_open")
+    if kind not in WAYS or not compared or found.error >= left_open.error:
+        return found
+    return replace(found, error=left_open.error, source=f"{AS_OPEN}: {left_open.source}")
+
+
+def _uncompared(key: str) -> Quantity:
+    """Return 1 with an error bar of `UNCOMPARED_FILE`."""
+    return build(Quantity, packaged(UNCOMPARED_FILE)[key], UNCOMPARED_FILE, key)
 
 
 def unnamed_class(kind: str, zero: int, designs: Sequence[str]) -> str:

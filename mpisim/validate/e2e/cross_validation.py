@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from ...base.quantity import Z_90, Quantity
+from ...base.quantity import Quantity
 from ...mpi.parallel import collective_errors, progress
 from ...prediction.step_constants import (
     MODEL_CLASSES,
@@ -24,12 +21,13 @@ from ...prediction.step_constants import (
 from .compare import Compared, Comparison
 from .families import Family, family
 from .fit import Linear, covered, fit, linear, relative_error, seconds_with
+from .interval_errors import MIN_PUBLISHERS, not_narrower, publisher, sufficient_error
 from .predict import NO_CONSTANTS, predict
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["MIN_SOURCES", "calibrate", "cross_validate", "sufficient_error", "written"]
+__all__ = ["calibrate", "cross_validate", "written"]
 
 TRAINING_TRUST = "A"
 """Trust of rows that constants are fitted to."""
@@ -37,20 +35,8 @@ TRAINING_TRUST = "A"
 JUDGED_TRUST = "AB"
 """Trust of the rows that the error of the model is found from."""
 
-INTERVAL_SHARE = 0.9
-"""Of rows that the interval is to hold."""
-
 MIN_ROWS = 20
 """Least number of rows of one model type to estimate its error from; with fewer, all are pooled."""
-
-ROUNDING = 1e-9
-"""Of sums of shares of rows."""
-
-MIN_SOURCES = 9
-"""Sources from which nine tenths of the next one's rows are no more than all of theirs."""
-
-MIN_OUTSIDE = 3
-"""Sources with rows outside intervals, from which no single one decides how wide they are."""
 
 Key = Callable[[Family], Family]
 """Family of a row → what is held out together with it."""
@@ -64,7 +50,12 @@ def _source(family: Family) -> Family:
     return family[0], "", ""
 
 
-def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> StepConstants | None:
+def calibrate(
+    found: Comparison | None,
+    comm: Intracomm,
+    passes: int = 1,
+    before: ModelError | None = None,
+) -> StepConstants | None:
     """Fit constants to steps. **Collective.**
 
     Parameters
@@ -74,6 +65,8 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
     comm : mpi4py.MPI.Intracomm
     passes : int
         How often steps are simulated again with what was found, and constants fitted from there.
+    before : ModelError, optional
+        Errors of the model that are not made smaller (`not_narrower`).
 
     Returns
     -------
@@ -93,7 +86,25 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
     others = [each for each in judged if not _is_training_row(each)]
     folds = _folds(rows, start, constants)
     trials = _held_out(rows, start, folds) + _held_out(others, NO_CONSTANTS, folds)
-    return replace(constants, model_error=_model_error(judged, trials))
+    errors = _model_error(judged, trials)
+    return replace(constants, model_error=errors if before is None else _kept(errors, before))
+
+
+def _kept(found: ModelError, before: ModelError) -> ModelError:
+    """Errors found, those of before → the larger ones, each with its source."""
+
+    def larger(name: str) -> dict[str, Quantity]:
+        numbers: dict[str, Quantity] = getattr(found, name)
+        old: dict[str, Quantity] = getattr(before, name)
+        kept = {}
+        for sort, number in numbers.items():
+            error, source = not_narrower(
+                number.error, number.source, vars(old[sort]) if sort in old else None
+            )
+            kept[sort] = replace(number, error=error, source=source)
+        return kept
+
+    return ModelError(larger("plain"), larger("known"), larger("unknown"))
 
 
 def cross_validate(found: Comparison) -> None:
@@ -142,14 +153,14 @@ class _HeldOut(NamedTuple):
     """A row predicted with constants that were fitted to other rows.
 
     Its fields: logarithm of predicted over measured; the error bar of the inputs and of the
-    constants; whether the fit had the framework and the kind of GPU; sort of model; source.
+    constants; whether the fit had the framework and the kind of GPU; sort of model; publisher.
     """
 
     residual: float
     inputs: float
     known: bool
     sort: str
-    source: str
+    publisher: str
 
 
 def _is_training_row(each: Compared) -> bool:
@@ -233,8 +244,12 @@ def _held_out(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> lis
         inputs = relative_error(step, at, constants)
         if not covered(step, constants):
             inputs = math.hypot(inputs, each.outcome.inputs)
-        found.append(_HeldOut(residual, inputs, known, each.sort, each.mapped.source))
+        found.append(_HeldOut(residual, inputs, known, each.sort, _publisher(each)))
     return found
+
+
+def _publisher(each: Compared) -> str:
+    return publisher(each.row.texts["source"])
 
 
 def _gpu(step: Linear) -> str:
@@ -246,8 +261,8 @@ def _gpu(step: Linear) -> str:
 def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> ModelError:
     """Residuals, error bars of inputs → error of the model that these do not explain.
 
-    A user's step is of none of the sources: where these are many and nothing was fitted to theirs,
-    intervals are to hold nine tenths of the next one's steps.
+    A user's step is of none of the publishers: where these are many and nothing was fitted to
+    theirs, intervals are to hold nine tenths of the next one's steps.
     """
 
     def numbers(
@@ -257,16 +272,17 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
         for sort in MODEL_CLASSES:
             own = [each for each in group if each.sort == sort]
             used, which = (own, sort) if len(own) >= MIN_ROWS else (group, "all sorts of models")
-            sources = [each.source for each in used]
-            many = of_next and len(set(sources)) >= MIN_SOURCES
+            publishers = [each.publisher for each in used]
+            many = of_next and len(set(publishers)) >= MIN_PUBLISHERS
             error = sufficient_error(
                 [each.residual for each in used],
                 [each.inputs for each in used],
-                sources if many else None,
+                publishers if many else None,
             )
             steps = f"{len(used)} steps of trust A and B, {which}"
             if many:
-                steps = f"sources' steps, by {steps}, of {len(set(sources))} sources"
+                steps += f", of {len(set(publishers))} publishers"
+                steps = f"a next publisher's steps, by {steps}"
             source = f"with it intervals hold 90 % of {steps}; {what}"
             found[sort] = Quantity(1, "1", round(error, 3), source)
         return found
@@ -277,7 +293,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
             each.outcome.inputs,
             False,
             each.sort,
-            each.mapped.source,
+            _publisher(each),
         )
         for each in plain
     ]
@@ -289,46 +305,6 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
         numbers(known or new, f"{families}, framework and GPU in it"),
         numbers(new or known, f"{families}, framework or GPU not in it"),
     )
-
-
-def sufficient_error(
-    residuals: Sequence[float],
-    inputs: Sequence[float],
-    sources: Sequence[str] | None = None,
-) -> float:
-    """Residuals → least error of the model with which intervals hold 90 % of rows.
-
-    Parameters
-    ----------
-    residuals : sequence of float
-        Logarithms of predicted over measured steps.
-    inputs : sequence of float
-        Relative error bars from what the steps depend on.
-    sources : sequence of str, optional
-        Of each row who measured it. Then each source counts the same, and 90 % of the next one's
-        rows are to be held, whose place among n known ones may be any: 0.9 (n + 1) / n of them are
-        held. Where fewer than `MIN_OUTSIDE` sources have rows beyond that, these few would decide,
-        and 90 % of those known are held.
-    """
-    if not len(residuals):
-        return 0.0
-    # Row i is inside where error² >= (residual / Z_90)² - inputs².
-    needed = np.maximum((np.array(residuals) / Z_90) ** 2 - np.array(inputs) ** 2, 0.0)
-    names: Sequence[object] = range(len(needed)) if sources is None else sources
-    counts = Counter(names)
-    weights = np.array([1 / (len(counts) * counts[each]) for each in names])
-    order = np.argsort(needed, kind="stable")
-    held = np.cumsum(weights[order])
-
-    def least(share: float) -> float:
-        last = int(np.searchsorted(held, share - ROUNDING))
-        return float(needed[order[min(last, len(order) - 1)]])
-
-    error = least(INTERVAL_SHARE * (len(counts) + 1) / len(counts))
-    beyond = {name for name, each in zip(names, needed, strict=True) if each > error}
-    if sources is None or len(beyond) < MIN_OUTSIDE:
-        error = least(INTERVAL_SHARE)
-    return math.sqrt(error)
 
 
 HEAD = """\

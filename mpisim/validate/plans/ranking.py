@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ...base.frozen import frozen
 from ...experiment.plan_keys import short_key
 from ...prediction.uncertainty import unshared_share
-from ..e2e.cross_validation import sufficient_error
+from ..e2e.interval_errors import sufficient_error
 from .groups import ComparablePlans, MeasuredPlan
 
 __all__ = [

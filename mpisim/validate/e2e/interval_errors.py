@@ -1,0 +1,118 @@
+"""Residuals of steps → error of the model with which intervals hold as much as they say.
+
+The steps of one publisher are off together, and a user's step is of none of those known: where it
+is asked for, each publisher counts the same, whatever the number of its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+
+from ...base.presets import packaged
+from ...base.quantity import Z_90
+
+__all__ = ["KEPT", "MIN_PUBLISHERS", "not_narrower", "publisher", "sufficient_error"]
+
+FILE = "validation/publishers.toml"
+
+INTERVAL_SHARE = 0.9
+"""Of rows that the interval is to hold."""
+
+MIN_PUBLISHERS = 9
+"""Publishers from which nine tenths of the next one's rows are no more than all of theirs."""
+
+ROUNDING = 1e-9
+"""Of sums of shares of rows."""
+
+KEPT = "; kept, as it is larger than what was found later: "
+"""What stands in a source between that of an error kept and what was found later."""
+
+
+@cache
+def publisher(source: str) -> str:
+    """Source of a row → who published it.
+
+    That is the owner of the repository, the author or organization of the paper or page. Of several
+    names that are one's, and where the source's first word is no owner, ``publishers.toml`` says
+    who; of what it does not know the title stands for the author.
+
+    Parameters
+    ----------
+    source : str
+        As the column ``source`` of tables of steps has it.
+
+    Examples
+    --------
+    >>> publisher("QwenLM/Qwen README.md, 'Profiling'"), publisher("NVIDIA-NeMo/Automodel README")
+    ('QwenLM', 'NVIDIA')
+    >>> publisher("'Scaling' report, 2026-04-20")
+    "'Scaling' report"
+    """
+    for name, texts in packaged(FILE).items():
+        if any(text in source for text in texts):
+            return str(name)
+    first = source.split()[0].rstrip(",:;") if source.split() else source
+    if "/" in first:
+        return first.partition("/")[0]
+    return source.partition(",")[0]
+
+
+def sufficient_error(
+    residuals: Sequence[float],
+    inputs: Sequence[float],
+    publishers: Sequence[str] | None = None,
+) -> float:
+    """Residuals → least error of the model with which intervals hold 90 % of rows.
+
+    Parameters
+    ----------
+    residuals : sequence of float
+        Logarithms of predicted over measured steps.
+    inputs : sequence of float
+        Relative error bars from what the steps depend on.
+    publishers : sequence of str, optional
+        Of each row. Then each publisher counts the same, and 90 % of the next one's rows are to be
+        held, whose place among n known ones may be any: 0.9 (n + 1) / n of them are held.
+    """
+    if not len(residuals):
+        return 0.0
+    # Row i is inside where error² >= (residual / Z_90)² - inputs².
+    needed = np.maximum((np.array(residuals) / Z_90) ** 2 - np.array(inputs) ** 2, 0.0)
+    names: Sequence[object] = range(len(needed)) if publishers is None else publishers
+    counts = Counter(names)
+    next_one = 0 if publishers is None else 1
+    share = INTERVAL_SHARE * (len(counts) + next_one) / len(counts)
+    weights = np.array([1 / (len(counts) * counts[each]) for each in names])
+    order = np.argsort(needed, kind="stable")
+    last = int(np.searchsorted(np.cumsum(weights[order]), share - ROUNDING))
+    return math.sqrt(needed[order[min(last, len(order) - 1)]])
+
+
+def not_narrower(
+    error: float, source: str, before: Mapping[str, object] | None
+) -> tuple[float, str]:
+    """Error found and its source, entry of a file before → error to write and its source.
+
+    Parameters
+    ----------
+    error : float
+        Relative standard deviation, as `sufficient_error` finds it.
+    source : str
+    before : Mapping or None
+        With the keys ``error`` and ``source``; None if there is no such entry.
+
+    Returns
+    -------
+    tuple of (float, str)
+        The larger error. That of before has its own source and, behind `KEPT`, what was found now.
+    """
+    error = round(error, 3)
+    if before is None or float(str(before["error"])) <= error:
+        return error, source
+    first = str(before["source"]).split(KEPT)[0]
+    return float(str(before["error"])), f"{first}{KEPT}{error:.3f} ({source})"
