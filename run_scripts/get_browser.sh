@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Install Chromium for the tests of report pages (tests/test_page_browser.py), where that is a matter
-# of seconds: as root on Debian or Ubuntu. Elsewhere says why not, and those tests are skipped.
+# Install Chromium for the tests of report pages (tests/test_page_browser.py, test_page_screens.py),
+# where that is a matter of seconds: as root on Debian or Ubuntu. Elsewhere says why not, and those
+# tests are skipped.
 #
 #   bash run_scripts/get_browser.sh
 set -euo pipefail

@@ -56,6 +56,7 @@ LONGEST = {
             "test_capture_stand_ins_attention.py",
             "test_fuzz.py",
             "test_page_browser.py",
+            "test_page_screens.py",
             "test_batch_systems.py",
             "test_experiments_data.py",
             "test_search_traces.py",
@@ -368,3 +369,35 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     import toy_formula
 
     toy_formula.install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser without a window."""
+    from browser_pages import launched
+
+    with launched() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Report pages of all kinds, each in a file."""
+    from browser_pages import KINDS
+
+    from mpisim.page.html import page_html
+
+    folder = tmp_path_factory.mktemp("pages")
+    made = {}
+    for kind, payload in KINDS.items():
+        made[kind] = folder / f"{kind.replace(' ', '-')}.html"
+        made[kind].write_text(page_html(payload()), encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def opened(browser: Any, files: dict[str, Path]) -> Any:
+    """Kind of a report page, options of a browser's context → the page, open."""
+    from browser_pages import opened_page
+
+    return lambda kind, **options: opened_page(browser, files[kind], **options)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpisim.validate.e2e import Mapped, Row, experiment_of, read, settings
+from mpisim.validate.e2e import Mapped, Row, Skipped, experiment_of, read, settings
 from mpisim.validate.e2e.rows import COLUMNS
 
 EXTRA = (
@@ -193,3 +193,10 @@ def mapped(row: Row) -> Mapped:
     found = experiment_of(row, settings())
     assert isinstance(found, Mapped), found
     return found
+
+
+def why(row: Row) -> str:
+    """A row → why there is no experiment of it; fails where there is one."""
+    found = experiment_of(row, settings())
+    assert isinstance(found, Skipped)
+    return found.why

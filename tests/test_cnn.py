@@ -447,18 +447,6 @@ def test_what_a_cnn_does_not_have(keys: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"precision_frozen": "nf4"}, "frozen is 'nf4'; only transformers have adapters"),
-        ({"precision_autocast": True}, "autocast is true; the key is for transformers"),
-    ],
-)
-def test_keys_of_precision_that_a_cnn_does_not_have(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=rf"plan\.precision\.{message}"):
-        plan_of(precision="bf16", **keys).resolved(transformer=False)
-
-
-@pytest.mark.parametrize(
     ("family", "keys", "message"),
     [
         ("resnet", {"depth": 51}, "depth is 51; a resnet has 18, 34, 50, 101, 152"),

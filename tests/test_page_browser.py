@@ -5,108 +5,17 @@ Skipped where there is no Chromium (run_scripts/get_browser.sh) or no playwright
 
 from __future__ import annotations
 
-import itertools
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import made_up_pages as pages
 import numpy as np
 import pytest
+from browser_pages import KINDS, MARKS, fact, settled, title
 
 from mpisim.page.html import page_html
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium: bash run_scripts/get_browser.sh"),
-    pytest.mark.timeout(300),
-]
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-KINDS = {
-    "one": lambda: pages.pipeline(),
-    "many": lambda: pages.pipeline(8, 16, ranks=8192),
-    "hostile": lambda: pages.pipeline(names=pages.HOSTILE),
-    "two": lambda: pages.comparison(),
-    "two hostile": lambda: pages.comparison(pages.HOSTILE),
-    "empty": lambda: {"title": "Nothing", "why": {"timeline": "No rows were kept."}},
-}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages of all kinds, each in a file."""
-    folder = tmp_path_factory.mktemp("pages")
-    made = {}
-    for kind, payload in KINDS.items():
-        made[kind] = folder / f"{kind.replace(' ', '-')}.html"
-        made[kind].write_text(page_html(payload()), encoding="utf-8")
-    return made
-
-
-@pytest.fixture
-def opened(browser: Any, files: dict[str, Path]) -> Any:
-    """Kind of a page → the page in a browser, which must say, ask for and be refused nothing."""
-
-    @contextmanager
-    def opener(kind: str, **options: Any) -> Iterator[Any]:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        page = context.new_page()
-        said: list[str] = []
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
-        page.on("request", lambda request: said.append(f"request: {request.url[:200]}"))
-        page.add_init_script(
-            "addEventListener('securitypolicyviolation', e => console.error(e.violatedDirective))"
-        )
-        page.goto(files[kind].as_uri())
-        page.wait_for_selector("html[data-drawn]")
-        assert said.pop(0).startswith("request: file:")
-        yield page
-        assert [each for each in said if not each.startswith("request: data:")] == []
-        context.close()
-
-    return opener
-
-
-def settled(page: Any) -> None:
-    """Wait until motion, typing and what is said to screen readers have come to rest."""
-    page.evaluate(
-        """() => new Promise((done) => setTimeout(() => requestAnimationFrame(
-             () => requestAnimationFrame(() => setTimeout(done, 50))), 300))"""
-    )
-
-
-def fact(page: Any, term: str) -> str:
-    """What the panel says of the chosen row."""
-    return page.locator(f"[data-role=row] div:has(> dt:text-is('{term}')) dd").inner_text()
-
-
-def title(page: Any) -> str:
-    return page.locator("[data-role=row] .title").inner_text()
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -401,48 +310,6 @@ def test_two_runs_beside_each_other(opened):
         assert page.locator("#keys tbody tr").first.inner_text().split() == ["plan.tp", "8", "4"]
 
 
-def test_the_button_and_the_system_choose_the_colours(opened):
-    ground = "getComputedStyle(document.body).backgroundColor"
-    canvas = "document.querySelector('canvas.lanes').toDataURL()"
-    with opened("one") as page:
-        light, drawn = page.evaluate(ground), page.evaluate(canvas)
-        page.emulate_media(color_scheme="dark")
-        settled(page)
-        dark = page.evaluate(ground)
-        assert dark != light
-        assert page.evaluate(canvas) != drawn
-        page.locator("[data-action=theme]").click()
-        settled(page)
-        assert page.evaluate(ground) == light
-        assert page.evaluate(canvas) == drawn
-        page.emulate_media(color_scheme="light")
-        page.locator("[data-action=theme]").click()
-        assert page.evaluate(ground) == dark
-
-
-def test_prints_in_light_with_the_first_rows_of_tables(opened):
-    with opened("many", color_scheme="dark") as page:
-        page.evaluate(
-            """() => addEventListener('beforeprint', () => {
-                 window.rows = document.querySelectorAll('#gpus tbody tr').length;
-                 window.note = document.querySelector('#gpus .onpaper.note').textContent;
-               })"""
-        )
-        dark = page.locator("canvas.lanes").evaluate("c => c.toDataURL()")
-        paper = page.pdf()
-        assert paper.startswith(b"%PDF")
-        assert len(re.findall(rb"/Type\s*/Page\b", paper)) >= 3
-        assert page.evaluate("window.rows") == 50
-        assert "8,192" in page.evaluate("window.note")
-        settled(page)
-        assert page.locator("#gpus tbody tr").count() == 20
-        assert page.locator("canvas.lanes").evaluate("c => c.toDataURL()") == dark
-        page.emulate_media(media="print")
-        assert (
-            page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        )
-
-
 @pytest.mark.parametrize("kind", ["hostile", "two hostile"])
 def test_hostile_names_are_shown_and_do_nothing(opened, kind):
     with opened(kind) as page:
@@ -466,68 +333,6 @@ def test_hostile_names_are_shown_and_do_nothing(opened, kind):
             page.locator("canvas.lanes").hover(position={"x": 500, "y": 42})
             settled(page)
             assert page.title() != "owned"
-
-
-@pytest.mark.parametrize("kind", ["many", "hostile", "two", "two hostile"])
-@pytest.mark.parametrize("width", [360, 768, 3840])
-def test_no_width_scrolls_sideways(opened, kind, width):
-    with opened(kind, viewport={"width": width, "height": 800}, device_scale_factor=2) as page:
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_canvases_are_as_sharp_as_the_screen(opened):
-    with opened("one", device_scale_factor=3) as page:
-        sizes = page.locator("canvas.lanes").evaluate("c => [c.width, c.clientWidth]")
-        assert sizes[0] == 3 * sizes[1]
-
-
-def test_fingers_move_and_pinch(opened):
-    options = {"viewport": {"width": 400, "height": 800}, "has_touch": True, "is_mobile": True}
-    with opened("one", reduced_motion="reduce", **options) as page:
-        canvas = page.locator("canvas.lanes")
-        canvas.scroll_into_view_if_needed()
-        box = canvas.bounding_box()
-        whole = canvas.evaluate("c => c.toDataURL()")
-        touch = page.context.new_cdp_session(page)
-
-        def fingers(kind: str, *places: float) -> None:
-            points = [
-                {"x": box["x"] + x, "y": box["y"] + 60, "id": i} for i, x in enumerate(places)
-            ]
-            touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-
-        fingers("touchStart", 150)
-        fingers("touchStart", 150, 200)
-        for apart in (40, 80, 120):
-            fingers("touchMove", 150 - apart, 200 + apart)
-        fingers("touchEnd")
-        settled(page)
-        assert canvas.evaluate("c => c.toDataURL()") != whole
-
-
-def test_everything_that_is_used_has_a_name(opened):
-    with opened("many") as page:
-        nameless = page.evaluate(
-            """() => [...document.querySelectorAll('button, input, select, a, section,' +
-                 'nav, [role=region], [role=img], [role=application]')].filter((element) => {
-                 const id = element.getAttribute('aria-labelledby');
-                 const label = element.labels?.[0]?.textContent;
-                 const name = element.getAttribute('aria-label') || label || element.textContent
-                   || (id && document.getElementById(id)?.textContent);
-                 return !name?.trim();
-               }).map((element) => element.outerHTML.slice(0, 100))"""
-        )
-        assert nameless == []
-        assert page.locator("main").count() == 1
-        assert page.locator("html").get_attribute("lang") == "en"
-        headings = page.locator("h1, h2, h3")
-        levels = headings.evaluate_all("all => all.map(each => Number(each.tagName[1]))")
-        assert levels[0] == 1
-        assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-        page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.className") == "skip"
-        page.keyboard.press("Enter")
-        assert page.evaluate("document.activeElement.id") == "content"
 
 
 def test_a_file_that_was_cut_says_so(browser, files, tmp_path):

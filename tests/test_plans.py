@@ -242,3 +242,15 @@ def test_one_digest_with_everything_at_once(comm: Intracomm) -> None:
     shared = engine.simulate(case.program, comm, network=case.network)
     alone = engine.simulate(case.program, network=case.network)
     assert shared.digest == alone.digest
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"precision_frozen": "nf4"}, "frozen is 'nf4'; only transformers have adapters"),
+        ({"precision_autocast": True}, "autocast is true; the key is for transformers"),
+    ],
+)
+def test_keys_of_precision_that_only_transformers_have(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=rf"plan\.precision\.{message}"):
+        plan_of(precision="bf16", **keys).resolved(transformer=False)
