@@ -430,10 +430,7 @@ def test_dense_layers_add_their_gradients() -> None:
     [
         ({"precision": "fp8"}, "plan.precision is 'fp8', which only transformers have"),
         ({"cp": 2}, "plan.cp is 2; only transformers have sequences"),
-        (
-            {"offload_activations": 2},
-            "plan.offload.activations is 2; only transformers",
-        ),
+        ({"offload_activations": 2}, "plan.offload.activations is 2; only transformers"),
         ({"recompute": "selective"}, "plan.recompute is 'selective', which is about attention"),
         ({"tp": 3}, "plan.tp is 3, which does not divide the 64 outputs of 'conv1'"),
         ({"tp": 2, "classes": 999}, "plan.tp is 2, which does not divide the 999 outputs of 'fc'"),
