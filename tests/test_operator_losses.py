@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mpisim.kernels import find_gpu
@@ -149,30 +151,42 @@ def test_slices_of_one_place_are_added_one_after_another() -> None:
     assert took(tokens) < 0.3  # of different rows, by memory
 
 
+# In fp32, µs, of rows that no number of steps was read off: torch.linalg.eigh of one of 500
+# matrices that went one by one (pytorch issue 174674; its distance is the error of the steps), and
+# torch.linalg.svd with full matrices of 300 on a V100 (pytorch issue 41306).
 @pytest.mark.parametrize(
-    ("name", "shape", "measured"),
-    # torch.linalg.eigh and matrix_rank in fp32, µs: pull requests 3951 (H20) and 5942 of
-    # github:flagos-ai/FlagGems, from which the steps are; eigenvalues of one of 500 matrices that
-    # went one by one (pytorch issue 174674), from which they are not
+    ("call", "measured", "number"),
     [
-        ("_linalg_eigh", (32, 32), 433),
-        ("_linalg_eigh", (64, 64), 794),
-        ("_linalg_eigh", (100, 100), 1828),
-        ("_linalg_svd", (2, 129, 129), 6811),
-        ("_linalg_svd", (8, 129, 129), 27202),
-        ("_linalg_svd", (2, 256, 256), 13355),
+        (("_linalg_eigh", (100, 100), "L", True), 1828, "eigenvalue_steps"),
+        (("_linalg_svd", (300, 900, 100), True, True), 1_608_937, "singular_vector_steps"),
     ],
 )
-def test_iterations_over_columns(name: str, shape: tuple[int, ...], measured: float) -> None:
-    call = OperatorCall(f"aten::{name}", (TensorSpec("float32", shape),))
-    found = OperatorPricing(find_gpu("h100-sxm")).price(kernels_of(call)).duration / 1e6
-    assert found == pytest.approx(measured, rel=quantity("eigenvalue_steps").error)
+def test_iterations_over_columns(call: tuple[Any, ...], measured: float, number: str) -> None:
+    name, shape, *rest = call
+    launched = kernels_of(OperatorCall(f"aten::{name}", (TensorSpec("float32", shape), *rest)))
+    found = OperatorPricing(find_gpu("h100-sxm")).price(launched).duration / 1e6
+    assert measured == pytest.approx(found, rel=quantity(number).error)
 
 
-def test_batches_of_small_matrices_are_not_known() -> None:
-    for shape in ((16, 8, 8), (16, 300, 100)):
-        call = OperatorCall("aten::_linalg_svd", (TensorSpec("float32", shape),))
-        assert not kernels_of(call).known
+def singular_values(*inputs: object) -> Any:
+    """Sizes of matrices and further inputs → steps that wait for each other; None: not known."""
+    shape, *rest = inputs
+    given = TensorSpec("float32", shape)  # type: ignore[arg-type]
+    found = kernels_of(OperatorCall("aten::_linalg_svd", (given, *rest)))  # type: ignore[arg-type]
+    return found.kernels[0].steps if found.known else None  # type: ignore[union-attr]
+
+
+def test_singular_values_go_one_matrix_at_a_time() -> None:
+    """As ``svd_cusolver`` of aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp has it."""
+    alone, vectors = (round(quantity(f"singular_{of}_steps").si) for of in ("value", "vector"))
+    assert singular_values((129, 129), False, False) == 129 * alone
+    assert singular_values((129, 129), False, True) == singular_values((129, 129)) == 129 * vectors
+    # However high, or wide.
+    assert singular_values((16, 300, 100), True, True, None) == 16 * 100 * vectors
+    assert singular_values((16, 20, 60), True, True, "gesvdj") == 16 * 20 * vectors
+    for together in ((16, 8, 8), (2, 32, 16)):
+        assert singular_values(together, False, True) is None
+    assert singular_values((16, 300, 100), False, True, "gesvda") is None
 
 
 def test_copies_of_sums_are_one_number() -> None:

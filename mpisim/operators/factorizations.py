@@ -13,8 +13,9 @@ each other, too: published times of one matrix grow in proportion to its columns
 counts as so many steps.
 
 Batches are not known: cuSOLVER and cuBLAS have kernels of their own for them, which no published
-times tell apart. But those of singular values of more than 32 columns go one by one, unless
-matrices are twice as high as wide (``svd_cusolver`` of that file).
+times tell apart. But singular values of matrices of more than 32 rows or columns are found one
+matrix after another, however high they are: ``svd_cusolver`` of that file calls ``gesvdjBatched``
+for smaller ones alone, and another method only for a script that names one (``driver``).
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ _REFLECTOR_STEPS = round(quantity("reflector_steps").si)
 _PRODUCT_STEPS = round(quantity("reflector_product_steps").si)
 _EIGENVALUE_STEPS = round(quantity("eigenvalue_steps").si)
 _SINGULAR_VALUE_STEPS = round(quantity("singular_value_steps").si)
-_SMALL = 32
-"""Columns up to which batches of singular values are found together."""
+_SINGULAR_VECTOR_STEPS = round(quantity("singular_vector_steps").si)
+_MOST_TOGETHER = 32
+"""Rows and columns up to which singular values of a batch are found together (cuSOLVER's limit)."""
 
 
 def cholesky(call: OperatorCall) -> Kernels | None:
@@ -73,14 +75,19 @@ def eigenvalues(call: OperatorCall) -> Kernels | None:
 
 
 def singular_values(call: OperatorCall) -> Kernels | None:
-    """``_linalg_svd(matrices, …)`` → iterations over the columns of one matrix after another."""
+    """``_linalg_svd(matrices, full_matrices, compute_uv, driver)`` → iterations over columns.
+
+    Of one matrix after another; with vectors, unless it is recorded that none are asked for.
+    """
     given = tensor(call, 0)
-    if given is None or len(given.shape) < 2:
+    _, vectors, driver = (*call.inputs[1:4], None, None, None)[:3]
+    if given is None or len(given.shape) < 2 or driver not in (None, "gesvdj"):
         return None
-    count, (narrow, wide) = math.prod(given.shape[:-2]), sorted(given.shape[-2:])
-    if count > 1 and (narrow <= _SMALL or wide >= 2 * narrow):
+    count = math.prod(given.shape[:-2])
+    if count > 1 and max(given.shape[-2:]) <= _MOST_TOGETHER:
         return None
-    return _columns(TensorSpec(given.dtype, given.shape[-2:]), _SINGULAR_VALUE_STEPS * count)
+    steps = _SINGULAR_VALUE_STEPS if vectors is False else _SINGULAR_VECTOR_STEPS
+    return _columns(TensorSpec(given.dtype, given.shape[-2:]), steps * count)
 
 
 def _columns(matrix: TensorSpec | None, steps: int) -> Kernels | None:

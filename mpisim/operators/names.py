@@ -1,4 +1,4 @@
-"""Names of operators that many share a rule of the table, in the order of their kind.
+"""Names of operators that share a rule of the table → lists that are called after the rule.
 
 A name without a namespace is one of ``aten::``.
 """
@@ -6,19 +6,19 @@ A name without a namespace is one of ``aten::``.
 from __future__ import annotations
 
 __all__ = [
-    "APEX",
-    "FILLED",
-    "FUSED_SOFTMAX",
-    "LIST_STEPS",
-    "LOSSES",
+    "BY_BYTES",
+    "CUMULATED",
+    "EACH_OF_LISTS",
+    "ELEMENTWISE",
+    "FILLED_RESULTS",
+    "FUSED_SOFTMAXES",
+    "MULTI_TENSOR",
     "NOTHING",
-    "POINTWISE",
     "POOLED",
     "PREDICATES",
+    "REDUCED_TO_SCALARS",
     "REDUCTIONS",
-    "SCANS",
     "SCATTERED",
-    "STREAMING_LIBRARIES",
 ]
 
 NOTHING = """
@@ -35,8 +35,9 @@ NOTHING = """
     profiler::_record_function_enter
     profiler::_record_function_enter_new profiler::_record_function_exit prims::device_of
 """
+"""Views, allocations and what the host does (`streams.nothing`): no kernel."""
 
-POINTWISE = """
+ELEMENTWISE = """
     add sub rsub mul div true_divide floor_divide remainder fmod pow neg reciprocal sqrt rsqrt exp
     exp2 expm1 log log2 log10 log1p abs sign sgn floor ceil round trunc frac sin cos tan asin acos
     atan atan2 sinh cosh tanh asinh acosh atanh erf erfc erfinv sigmoid logit relu relu6 gelu silu
@@ -80,59 +81,73 @@ POINTWISE = """
     upsample_trilinear3d upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward
     _upsample_bicubic2d_aa_backward grid_sampler_3d cudnn_grid_sampler
 """
+"""Kernels that read their operands and write a result of the broadcast shape
+(`streams.elementwise`)."""
 
 PREDICATES = """
     eq ne lt le gt ge isnan isinf isfinite logical_and logical_or logical_xor logical_not isclose
     not_equal less less_equal greater greater_equal signbit isin
 """
+"""Comparisons (`streams.predicate`): elementwise, with results of a byte an element."""
 
 REDUCTIONS = """
     sum mean nansum prod max min amax amin aminmax argmax argmin any all norm linalg_vector_norm var
     std var_mean std_mean logsumexp count_nonzero median mode nanmean equal native_norm
     bincount histc _is_all_true _is_any_true
 """
+"""Sums, means, extrema and norms over dimensions (`streams.reduction`)."""
 
-LOSSES = """
+REDUCED_TO_SCALARS = """
     dot vdot multi_margin_loss multilabel_margin_loss_forward trace
 """
+"""Kernels that read all their operands and write one number (`streams.reduction_to_scalar`)."""
 
-FILLED = """
+FILLED_RESULTS = """
     zeros_like ones_like full_like rand_like randn_like randint_like arange rand
     randn randint randperm linspace new_zeros new_ones new_full scalar_tensor tril_indices
     triu_indices zeros ones full eye bernoulli multinomial normal hann_window
 """
+"""Constants, ranges and random numbers (`streams.fill_result`): the result is written."""
 
-LIST_STEPS = """
+EACH_OF_LISTS = """
     add sub mul div sqrt neg exp log abs reciprocal rsqrt addcmul addcdiv lerp maximum minimum
     clamp_min clamp_max copy_ zero_ pow sign tanh sigmoid floor ceil round trunc acos asin atan cos
     cosh erf erfc expm1 frac lgamma log10 log1p log2 sin sinh tan
 """
+"""Operators on lists of tensors (`optimizers.each`), without ``_foreach_``."""
 
-SCANS = """
+CUMULATED = """
     fbgemm::asynchronous_complete_cumsum fbgemm::asynchronous_exclusive_cumsum
     fbgemm::asynchronous_inclusive_cumsum
 """
+"""Cumulated sums of FBGEMM (`streams.cumulated`)."""
 
 SCATTERED = """
     scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce
 """
+"""Writes to places that indices give (`indexing.scatter`)."""
 
 POOLED = """
     max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d adaptive_max_pool2d
     _adaptive_avg_pool2d _adaptive_avg_pool3d
 """
+"""Pooling (`streams.pooling`), and with ``_backward`` its gradients
+(`streams.pooling_backward`)."""
 
-APEX = """
+MULTI_TENSOR = """
     apex::multi_tensor_adam apex::multi_tensor_sgd apex::multi_tensor_scale
     apex::multi_tensor_axpby apex::multi_tensor_l2norm apex::multi_tensor_lamb
     apex::multi_tensor_lion
 """
+"""Apex's kernels for lists of tensors (`optimizers.multi_tensor`)."""
 
-FUSED_SOFTMAX = """
+FUSED_SOFTMAXES = """
     scaled_softmax scaled_masked_softmax scaled_upper_triang_masked_softmax
 """
+"""Softmaxes of Apex and Megatron-LM, with scale and mask (`norms.softmax`), without the
+end ``fwd`` or ``bwd``."""
 
-STREAMING_LIBRARIES = """
+BY_BYTES = """
     fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged
     _jagged_to_padded_dense_forward _padded_dense_to_jagged_forward
     _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo
@@ -143,4 +158,4 @@ STREAMING_LIBRARIES = """
     bitsandbytes::quantize_4bit bitsandbytes::dequantize_4bit
     _C::rotary_embedding _C::static_scaled_fp8_quant _C::silu_and_mul
 """
-"""Kernels of libraries that go through their tensors once."""
+"""Kernels of libraries that go through their tensors once (`streams.by_bytes`)."""

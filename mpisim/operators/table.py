@@ -32,19 +32,19 @@ from . import (
 from .call import FUSED, OperatorCall
 from .collectives import is_collective
 from .names import (
-    APEX,
-    FILLED,
-    FUSED_SOFTMAX,
-    LIST_STEPS,
-    LOSSES,
+    BY_BYTES,
+    CUMULATED,
+    EACH_OF_LISTS,
+    ELEMENTWISE,
+    FILLED_RESULTS,
+    FUSED_SOFTMAXES,
+    MULTI_TENSOR,
     NOTHING,
-    POINTWISE,
     POOLED,
     PREDICATES,
+    REDUCED_TO_SCALARS,
     REDUCTIONS,
-    SCANS,
     SCATTERED,
-    STREAMING_LIBRARIES,
 )
 from .tensors import Launched
 
@@ -240,7 +240,7 @@ TABLE: Mapping[str, Rule] = {
         f"apex::{name}_{end}": norms.softmax(
             backward=end == "bwd", fused=True, causal="triang" in name
         )
-        for name in FUSED_SOFTMAX.split()
+        for name in FUSED_SOFTMAXES.split()
         for end in ("fwd", "bwd")
     },
     **_served("nll_loss_forward nll_loss2d_forward", norms.loss),
@@ -288,14 +288,14 @@ TABLE: Mapping[str, Rule] = {
     **_served("_C_cache_ops::reshape_and_cache_flash", streams.key_values),
     **_served("fill_ zero_ random_ uniform_ normal_ bernoulli_ exponential_ fill", streams.fill),
     **_served("log_normal_ cauchy_ geometric_", streams.fill),
-    **_served(FILLED, streams.fill_result),
-    **_served(POINTWISE, streams.elementwise),
+    **_served(FILLED_RESULTS, streams.fill_result),
+    **_served(ELEMENTWISE, streams.elementwise),
     **_served(PREDICATES, streams.predicate),
     **_served("where masked_fill masked_scatter", streams.masked),
     **_served(REDUCTIONS, streams.reduction),
-    **_served(LOSSES, streams.reduction_to_scalar),
+    **_served(REDUCED_TO_SCALARS, streams.reduction_to_scalar),
     **_served("cumsum cumprod logcumsumexp cummax cummin", streams.scan),
-    **_served(SCANS, streams.cumulated),
+    **_served(CUMULATED, streams.cumulated),
     **_served("fbgemm::bounds_check_indices", streams.index_checks),
     **_served(
         "fbgemm::permute_2D_sparse_data fbgemm::permute_sparse_data "
@@ -341,12 +341,12 @@ TABLE: Mapping[str, Rule] = {
     **_served("_ctc_loss", recurrent.ctc),
     **_served("_ctc_loss_backward", recurrent.ctc_backward),
     # Lists of tensors: optimizers, unscaling.
-    **{f"aten::_foreach_{name}": optimizers.each for name in LIST_STEPS.split()},
+    **{f"aten::_foreach_{name}": optimizers.each for name in EACH_OF_LISTS.split()},
     **_served("_foreach_norm", optimizers.each_norm),
     **_served("_amp_foreach_non_finite_check_and_unscale_", optimizers.each),
     **_served("_fused_adam_ _fused_adamw_", optimizers.fused(4)),
     **_served("_fused_sgd_ _fused_adagrad_", optimizers.fused(3)),
-    **_served(APEX, optimizers.multi_tensor),
+    **_served(MULTI_TENSOR, optimizers.multi_tensor),
     **_served(
         "bitsandbytes::optimizer_update_8bit_blockwise bitsandbytes::optimizer_update_32bit",
         optimizers.of_one_tensor,
@@ -369,7 +369,7 @@ TABLE: Mapping[str, Rule] = {
         streams.by_bytes,
     ),
     "run_fused_kernel": streams.elementwise,  # of TorchScript's fusers
-    **_served(STREAMING_LIBRARIES, streams.by_bytes),
+    **_served(BY_BYTES, streams.by_bytes),
 }
 """Rules by the operator's name."""
 
