@@ -3,7 +3,7 @@
 
     source run_scripts/env.sh
     [mpirun -n 2] .venv/bin/python run_scripts/bench/plans.py [--plans N] [--nodes N]
-        [--every-micro-batch] [--changes CHANGE ...] [--small [--again]]
+        [--every-micro-batch] [--changes CHANGE ...] [--small [--again]] [--parts]
 
 GPT-3 175B on 512 GPUs: all combinations of tensor and pipeline parallelism, micro-batch, batch,
 recomputation, sharding of the optimizer and schedule that come out even, or N of them, drawn
@@ -24,6 +24,10 @@ minutes (`--small --plans 10000`), and the memory that is held is printed after 
 it, and what is in use once pages that were freed are given back to the system. With --again all
 are predicted a second time, which adds nothing to what is kept of plans by what they consist of.
 
+With --parts the CPU time of each part of a prediction is printed, too, and its share of all of it.
+The functions that stand for the parts are timed as a whole, which takes no time; none of them
+calls another.
+
 Printed are: plans a second; wall time and CPU time; memory of the largest process; the best plans,
 by tokens a second; and of how many plans not all micro-batches were simulated.
 """
@@ -33,11 +37,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import importlib
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -76,6 +81,23 @@ HELD_EVERY = 1_000
 
 FIXED = 2_000
 """What each plan takes besides its micro-batches, in the unit of `lasting`."""
+
+
+PARTS = {
+    "reading experiments": (__name__, "read"),
+    "memory": ("mpisim.prediction.memory_fit", "assess"),
+    "writing programs": ("mpisim.prediction.prepared", "training_step"),
+    "setting runs up": ("mpisim.engine.dataflow", "set_up"),
+    "prices of communications": ("mpisim.engine.dataflow", "_priced"),
+    "instructions": ("mpisim.engine.dataflow", "distribute"),
+    "flows": ("mpisim.engine.dataflow", "Relaxation"),
+    "passes": ("mpisim.engine.dataflow", "_run_passes"),
+    "factors of overlaps": ("mpisim.overlap", "overlap_model"),
+    "what overlaps": ("mpisim.overlap.passes", "_work_out"),
+    "slowed programs": ("mpisim.overlap.passes", "retimed"),
+    "rounds that repeat": ("mpisim.prediction.extrapolation", "steady_period"),
+}
+"""Module and name of the function that --parts times for each part."""
 
 
 class Sweep(NamedTuple):
@@ -216,6 +238,28 @@ def predicted(
     return Result(rate, found.memory.fits, found.rounds is not None, candidate)
 
 
+def timed_parts() -> dict[str, float]:
+    """Have the functions of `PARTS` add up their CPU time; return the sums, in seconds, by part."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for part, (module, name) in PARTS.items():
+        holder = importlib.import_module(module)
+        setattr(holder, name, timed(getattr(holder, name), part, seconds))
+    return seconds
+
+
+def timed(function: Callable[..., Any], part: str, seconds: dict[str, float]) -> Callable[..., Any]:
+    """Return a function that also adds the CPU time of its calls to that of a part."""
+
+    def measured(*args: Any, **options: Any) -> Any:
+        begin = time.process_time()
+        try:
+            return function(*args, **options)
+        finally:
+            seconds[part] += time.process_time() - begin
+
+    return measured
+
+
 def held() -> str:
     """Return the memory that is held, and what is in use without pages that were freed."""
     every = resident() / 2**20
@@ -242,7 +286,9 @@ def main() -> None:
         "--small", action="store_true", help="a small model; print memory after every 1,000 plans"
     )
     parser.add_argument("--again", action="store_true", help="predict all a second time")
+    parser.add_argument("--parts", action="store_true", help="print the CPU time of each part")
     args = parser.parse_args()
+    parts = timed_parts() if args.parts else {}
     gc.set_threshold(UNTIL_COLLECTED)  # as the command does: objects are many, and few are garbage
     keep_freed_memory()  # likewise
     comm = MPI.COMM_WORLD
@@ -259,6 +305,7 @@ def main() -> None:
             print(f"process {comm.rank}: {held()} after {len(own):,} plans", flush=True)
     cpu = comm.reduce(time.process_time() - begin_cpu)
     wall = time.perf_counter() - begin
+    parts = {part: comm.reduce(seconds) for part, seconds in parts.items()}
     own = own[: len(own) // (1 + args.again)]
     memory = comm.reduce(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, MPI.MAX)
     gathered = comm.gather(own)
@@ -270,6 +317,8 @@ def main() -> None:
     print(f"wall {wall:.2f} s, CPU {cpu:.2f} s ({cpu / number:.3f} a plan), ", end="")
     print(f"{memory / 1024:,.0f} MiB in the largest process")
     print(f"{sum(each.short for each in every):,} plans from shorter steps, the others in full")
+    for part, seconds in parts.items():
+        print(f"  {1e3 * seconds / number:6.2f} ms a plan, {seconds / cpu:5.1%}  {part}")
     fitting = sorted((each for each in every if each.fits), reverse=True)
     print(f"{len(fitting):,} plans fit into memory; the best:")
     for rate, _, _, candidate in fitting[:BEST]:
