@@ -1,6 +1,6 @@
 """Captures of scripts of many kinds: what ranks tell each other, counted by hand.
 
-Hooks of gradients, optimizers that meet seldom, counts of routers, statistics over ranks and
+Hooks of gradients, buckets, counts of routers, statistics over ranks and
 checkpoints. Without PyTorch all of it is skipped.
 """
 
