@@ -1,7 +1,7 @@
 """Captures of scripts of many kinds: what each kind asks of a device, counted by hand.
 
-Recurrent layers and losses of sequences, masks and counts, kernels of Triton. Without PyTorch all of
-it is skipped.
+Recurrent layers and losses of sequences, masks and counts, kernels of Triton. Without PyTorch all
+of it is skipped.
 """
 
 from __future__ import annotations

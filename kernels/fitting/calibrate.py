@@ -184,8 +184,13 @@ def _without_added(found: ErrorBin, formula: Formula, chip: LeftOutChip) -> Erro
     )
     p90 = math.sqrt(max(found.p90**2 - (Z_90 * added) ** 2, (0.1 * found.p90) ** 2))
     factor = p90 / found.p90 if found.p90 else 1.0
-    names = "bias", "sd", "median", "p90"
-    return replace(found, **{name: _digits(factor * getattr(found, name)) for name in names})
+    return replace(
+        found,
+        bias=_digits(factor * found.bias),
+        sd=_digits(factor * found.sd),
+        median=_digits(factor * found.median),
+        p90=_digits(factor * found.p90),
+    )
 
 
 def _same_maker(found: Sequence[LeftOutChip], architecture: str) -> Sequence[LeftOutChip]:
