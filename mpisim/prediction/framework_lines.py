@@ -23,8 +23,8 @@ def profile_lines(experiment: Experiment) -> list[str]:
     if profile is None:
         lines = []
         if not experiment.says_framework:
-            wide = "so that the error bar is wide, at least that of a library with a user's model"
-            lines = [f"framework: none is named, {wide}; [framework] name tells"]
+            wide = "the error bar is wide, at least a library's; [framework] name tells"
+            lines = [f"framework: none is named; {wide}"]
         return [
             *lines,
             *(
