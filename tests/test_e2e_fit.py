@@ -187,19 +187,19 @@ def test_intervals_hold_nine_of_ten(rows: list[tuple[float, float]]) -> None:
         assert held(0.999 * error - 1e-9) < 0.9 or len(rows) == 0
 
 
-def test_a_next_source_may_have_any_place_among_those_known() -> None:
-    # Forty sources, off by 0.01 to 0.4: of 41 places for a next one 36.9 are to be held.
-    names = [f"source {i}" for i in range(40)]
+def test_intervals_hold_by_rows_and_by_publishers() -> None:
+    # Forty publishers, off by 0.01 to 0.4: 36 are to be held.
+    names = [f"publisher {i}" for i in range(40)]
     residuals = [0.01 * (i + 1) for i in range(40)]
     error = sufficient_error(residuals, [0.0] * 40, names)
-    assert error == pytest.approx(0.37 / Z_90)
-    assert sufficient_error(residuals, [0.0] * 40) == pytest.approx(0.36 / Z_90)
-    # More rows of one do not count more.
-    again = sufficient_error([*residuals, *[0.01] * 99], [0.0] * 139, [*names, *names[:1] * 99])
-    assert again == pytest.approx(error)
-    # Of twenty, one is left outside: of 21 places 18.9 are to be held.
-    few = sufficient_error(residuals[:20], [0.0] * 20, names[:20])
-    assert few == pytest.approx(0.19 / Z_90)
+    assert error == pytest.approx(0.36 / Z_90)
+    assert sufficient_error(residuals, [0.0] * 40) == pytest.approx(error)
+    # More rows of one that is near do not make others count less.
+    near = sufficient_error([*residuals, *[0.01] * 99], [0.0] * 139, [*names, *names[:1] * 99])
+    assert near == pytest.approx(error)
+    # More rows of one that is far off count as rows do: 125 of 139 are to be held.
+    far = sufficient_error([*residuals, *[0.4] * 99], [0.0] * 139, [*names, *names[-1:] * 99])
+    assert far == pytest.approx(0.4 / Z_90)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ...prediction.step_constants import (
 from .compare import Compared, Comparison
 from .families import Family, family
 from .fit import Linear, covered, fit, linear, relative_error, seconds_with
-from .interval_errors import MIN_PUBLISHERS, not_narrower, publisher, sufficient_error
+from .interval_errors import not_narrower, publisher, sufficient_error
 from .predict import NO_CONSTANTS, predict
 
 if TYPE_CHECKING:
@@ -261,28 +261,26 @@ def _gpu(step: Linear) -> str:
 def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> ModelError:
     """Residuals, error bars of inputs → error of the model that these do not explain.
 
-    A user's step is of none of the publishers: where these are many and nothing was fitted to
-    theirs, intervals are to hold nine tenths of the next one's steps.
+    Where nothing was fitted to steps, intervals hold nine tenths also when each publisher counts
+    the same.
     """
 
     def numbers(
-        group: Sequence[_HeldOut], what: str, *, of_next: bool = False
+        group: Sequence[_HeldOut], what: str, *, by_publisher: bool = False
     ) -> dict[str, Quantity]:
         found = {}
         for sort in MODEL_CLASSES:
             own = [each for each in group if each.sort == sort]
             used, which = (own, sort) if len(own) >= MIN_ROWS else (group, "all sorts of models")
             publishers = [each.publisher for each in used]
-            many = of_next and len(set(publishers)) >= MIN_PUBLISHERS
             error = sufficient_error(
                 [each.residual for each in used],
                 [each.inputs for each in used],
-                publishers if many else None,
+                publishers if by_publisher else None,
             )
             steps = f"{len(used)} steps of trust A and B, {which}"
-            if many:
-                steps += f", of {len(set(publishers))} publishers"
-                steps = f"a next publisher's steps, by {steps}"
+            if by_publisher:
+                steps += f", by rows and by publishers ({len(set(publishers))})"
             source = f"with it intervals hold 90 % of {steps}; {what}"
             found[sort] = Quantity(1, "1", round(error, 3), source)
         return found
@@ -301,7 +299,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
     new = [each for each in trials if not each.known]
     families = "their families left out of the fit"
     return ModelError(
-        numbers(unfitted, "nothing fitted to steps", of_next=True),
+        numbers(unfitted, "nothing fitted to steps", by_publisher=True),
         numbers(known or new, f"{families}, framework and GPU in it"),
         numbers(new or known, f"{families}, framework or GPU not in it"),
     )

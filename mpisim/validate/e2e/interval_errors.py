@@ -1,7 +1,7 @@
 """Residuals of steps → error of the model with which intervals hold as much as they say.
 
-The steps of one publisher are off together, and a user's step is of none of those known: where it
-is asked for, each publisher counts the same, whatever the number of its steps.
+The steps of one publisher are off together, and one with many steps would decide alone: where it is
+asked for, intervals hold as much when each publisher counts the same as when each step does.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import numpy as np
 from ...base.presets import packaged
 from ...base.quantity import Z_90
 
-__all__ = ["KEPT", "MIN_PUBLISHERS", "not_narrower", "publisher", "sufficient_error"]
+__all__ = ["KEPT", "not_narrower", "publisher", "sufficient_error"]
 
 FILE = "validation/publishers.toml"
 
 INTERVAL_SHARE = 0.9
 """Of rows that the interval is to hold."""
-
-MIN_PUBLISHERS = 9
-"""Publishers from which nine tenths of the next one's rows are no more than all of theirs."""
 
 ROUNDING = 1e-9
 """Of sums of shares of rows."""
@@ -76,20 +73,21 @@ def sufficient_error(
     inputs : sequence of float
         Relative error bars from what the steps depend on.
     publishers : sequence of str, optional
-        Of each row. Then each publisher counts the same, and 90 % of the next one's rows are to be
-        held, whose place among n known ones may be any: 0.9 (n + 1) / n of them are held.
+        Of each row. Then 90 % are held whichever way is counted: each row the same, and each
+        publisher the same, whatever the number of its rows.
     """
     if not len(residuals):
         return 0.0
     # Row i is inside where error² >= (residual / Z_90)² - inputs².
     needed = np.maximum((np.array(residuals) / Z_90) ** 2 - np.array(inputs) ** 2, 0.0)
-    names: Sequence[object] = range(len(needed)) if publishers is None else publishers
-    counts = Counter(names)
-    next_one = 0 if publishers is None else 1
-    share = INTERVAL_SHARE * (len(counts) + next_one) / len(counts)
-    weights = np.array([1 / (len(counts) * counts[each]) for each in names])
     order = np.argsort(needed, kind="stable")
-    last = int(np.searchsorted(np.cumsum(weights[order]), share - ROUNDING))
+    weights = [np.full(len(needed), 1 / len(needed))]
+    if publishers is not None:
+        rows = Counter(publishers)
+        weights.append(np.array([1 / (len(rows) * rows[each]) for each in publishers]))
+    last = max(
+        int(np.searchsorted(np.cumsum(each[order]), INTERVAL_SHARE - ROUNDING)) for each in weights
+    )
     return math.sqrt(needed[order[min(last, len(order) - 1)]])
 
 
