@@ -151,17 +151,20 @@ def test_slices_of_one_place_are_added_one_after_another() -> None:
     assert took(tokens) < 0.3  # of different rows, by memory
 
 
-# In fp32, µs, of rows that no number of steps was read off: torch.linalg.eigh of one of 500
-# matrices that went one by one (pytorch issue 174674; its distance is the error of the steps), and
-# torch.linalg.svd with full matrices of 300 on a V100 (pytorch issue 41306).
+# In fp32, µs. This tests arithmetic, not the model: each row set a number of steps or its error, or
+# repeats one that did. torch.linalg.eigh of one of 500 matrices that went one by one (pytorch issue
+# 174674: sets the error), torch.linalg.svd of 300 matrices without and with full matrices (86234:
+# both set their numbers), with them once more on a V100 (41306: the same shape).
 @pytest.mark.parametrize(
     ("call", "measured", "number"),
     [
         (("_linalg_eigh", (100, 100), "L", True), 1828, "eigenvalue_steps"),
-        (("_linalg_svd", (300, 900, 100), True, True), 1_608_937, "singular_vector_steps"),
+        (("_linalg_svd", (300, 900, 100), False, True), 1_105_854, "singular_vector_steps"),
+        (("_linalg_svd", (300, 900, 100), True, True), 1_628_329, "full_singular_vector_steps"),
+        (("_linalg_svd", (300, 900, 100), True, True), 1_608_937, "full_singular_vector_steps"),
     ],
 )
-def test_iterations_over_columns(call: tuple[Any, ...], measured: float, number: str) -> None:
+def test_steps_of_columns_give_the_times_that_set_them(call: tuple[Any, ...], measured: float, number: str) -> None:
     name, shape, *rest = call
     launched = kernels_of(OperatorCall(f"aten::{name}", (TensorSpec("float32", shape), *rest)))
     found = OperatorPricing(find_gpu("h100-sxm")).price(launched).duration / 1e6
@@ -178,12 +181,18 @@ def singular_values(*inputs: object) -> Any:
 
 def test_singular_values_go_one_matrix_at_a_time() -> None:
     """As ``svd_cusolver`` of aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp has it."""
-    alone, vectors = (round(quantity(f"singular_{of}_steps").si) for of in ("value", "vector"))
+    alone, vectors, full = (
+        round(quantity(f"{of}_steps").si)
+        for of in ("singular_value", "singular_vector", "full_singular_vector")
+    )
     assert singular_values((129, 129), False, False) == 129 * alone
     assert singular_values((129, 129), False, True) == singular_values((129, 129)) == 129 * vectors
-    # However high, or wide.
-    assert singular_values((16, 300, 100), True, True, None) == 16 * 100 * vectors
-    assert singular_values((16, 20, 60), True, True, "gesvdj") == 16 * 20 * vectors
+    # However high, or wide. A square matrix has no more vectors than columns.
+    assert singular_values((16, 300, 100), False, True, None) == 16 * 100 * vectors
+    assert singular_values((16, 300, 100), True, True, None) == 16 * 100 * full
+    assert singular_values((16, 20, 60), True, True, "gesvdj") == 16 * 20 * full
+    assert singular_values((129, 129), True, True) == 129 * vectors
+    assert singular_values((16, 300, 100), True, False) == 16 * 100 * alone
     for together in ((16, 8, 8), (2, 32, 16)):
         assert singular_values(together, False, True) is None
     assert singular_values((16, 300, 100), False, True, "gesvda") is None

@@ -43,6 +43,7 @@ _PRODUCT_STEPS = round(quantity("reflector_product_steps").si)
 _EIGENVALUE_STEPS = round(quantity("eigenvalue_steps").si)
 _SINGULAR_VALUE_STEPS = round(quantity("singular_value_steps").si)
 _SINGULAR_VECTOR_STEPS = round(quantity("singular_vector_steps").si)
+_FULL_SINGULAR_VECTOR_STEPS = round(quantity("full_singular_vector_steps").si)
 _MOST_TOGETHER = 32
 """Rows and columns up to which singular values of a batch are found together (cuSOLVER's limit)."""
 
@@ -77,16 +78,22 @@ def eigenvalues(call: OperatorCall) -> Kernels | None:
 def singular_values(call: OperatorCall) -> Kernels | None:
     """``_linalg_svd(matrices, full_matrices, compute_uv, driver)`` → iterations over columns.
 
-    Of one matrix after another; with vectors, unless it is recorded that none are asked for.
+    Of one matrix after another; with vectors, unless it is recorded that none are asked for. Those
+    of full matrices are more than the others only if the matrix is not square.
     """
     given = tensor(call, 0)
-    _, vectors, driver = (*call.inputs[1:4], None, None, None)[:3]
+    full, vectors, driver = (*call.inputs[1:4], None, None, None)[:3]
     if given is None or len(given.shape) < 2 or driver not in (None, "gesvdj"):
         return None
-    count = math.prod(given.shape[:-2])
-    if count > 1 and max(given.shape[-2:]) <= _MOST_TOGETHER:
+    count, (rows, columns) = math.prod(given.shape[:-2]), given.shape[-2:]
+    if count > 1 and max(rows, columns) <= _MOST_TOGETHER:
         return None
-    steps = _SINGULAR_VALUE_STEPS if vectors is False else _SINGULAR_VECTOR_STEPS
+    if vectors is False:
+        steps = _SINGULAR_VALUE_STEPS
+    elif full is True and rows != columns:
+        steps = _FULL_SINGULAR_VECTOR_STEPS
+    else:
+        steps = _SINGULAR_VECTOR_STEPS
     return _columns(TensorSpec(given.dtype, given.shape[-2:]), steps * count)
 
 
