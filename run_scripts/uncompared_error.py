@@ -4,7 +4,7 @@
     mpirun -n 2 python -m mpisim validate e2e all.csv --json out.json
     python -m mpisim validate e2e data/validation/steps.csv --json 1.json
     (and so on for each of `TABLES`)
-    python run_scripts/uncompared_error.py out.json 1.json 2.json 3.json 4.json 5.json 6.json
+    python run_scripts/uncompared_error.py out.json 1.json 2.json 3.json 4.json 5.json 6.json 7.json
 
 Writes ``data/calibration/uncompared.toml``: the frameworks, with a division of the work and a
 design of GPUs, whose predictions were compared with measured steps for long, with the width of the

@@ -30,7 +30,7 @@ from mpisim.validate.e2e import (
 from mpisim.validate.e2e.compare import Z_90
 from mpisim.validate.e2e.composition import composed
 from mpisim.validate.e2e.fit import Linear, covered, fit, relative_error, seconds_with
-from mpisim.validate.e2e.interval_errors import KEPT, publisher, sufficient_error
+from mpisim.validate.e2e.interval_errors import FOUND, KEPT, publisher, sufficient_error
 from mpisim.validate.e2e.pairs import KINDS, SUMMARIES, pair_figures
 from mpisim.validate.e2e.predict import predict
 from mpisim.validate.e2e.report import BEGIN, END
@@ -311,7 +311,7 @@ def test_what_was_simulated_is_used_again(tmp_path: Path, monkeypatch: pytest.Mo
     dense = kept.model_error.plain["dense"]
     assert dense.error == 9.0
     later = f"{errors.plain['dense'].error:.3f} ({errors.plain['dense'].source})"
-    assert dense.source == f"before{KEPT}{later}"
+    assert dense.source == f"{FOUND}before{KEPT}{later}"
     assert kept.model_error.known == errors.known
     assert first == second
 

@@ -164,7 +164,9 @@ def test_slices_of_one_place_are_added_one_after_another() -> None:
         (("_linalg_svd", (300, 900, 100), True, True), 1_608_937, "full_singular_vector_steps"),
     ],
 )
-def test_steps_of_columns_give_the_times_that_set_them(call: tuple[Any, ...], measured: float, number: str) -> None:
+def test_steps_of_columns_give_the_times_that_set_them(
+    call: tuple[Any, ...], measured: float, number: str
+) -> None:
     name, shape, *rest = call
     launched = kernels_of(OperatorCall(f"aten::{name}", (TensorSpec("float32", shape), *rest)))
     found = OperatorPricing(find_gpu("h100-sxm")).price(launched).duration / 1e6

@@ -13,7 +13,7 @@ import uncompared_error
 from mpisim.experiment import Plan, load
 from mpisim.prediction.uncertainty import LEFT_OPEN, UNCOMPARED, is_part
 from mpisim.simulate import simulate
-from mpisim.validate.e2e.interval_errors import KEPT, not_narrower
+from mpisim.validate.e2e.interval_errors import FOUND, KEPT, not_narrower
 
 HERE = Path(__file__).parent
 PLAIN = HERE / "unnamed_framework.toml"
@@ -139,7 +139,7 @@ def test_errors_become_no_narrower() -> None:
     assert not_narrower(0.3275, "of 91", before) == (0.328, "of 91")
     assert not_narrower(0.3268, "of 91", before) == (0.327, "of 91")
     error, source = not_narrower(0.2834, "of 91", before)
-    assert (error, source) == (0.327, f"first{KEPT}0.283 (of 91)")
+    assert (error, source) == (0.327, f"{FOUND}first{KEPT}0.283 (of 91)")
     # Once more: what was found in between is replaced.
     again = {"error": error, "source": source}
     assert not_narrower(0.2834, "of 91", again) == (error, source)

@@ -16,7 +16,7 @@ import numpy as np
 from ...base.presets import packaged
 from ...base.quantity import Z_90
 
-__all__ = ["KEPT", "not_narrower", "publisher", "sufficient_error"]
+__all__ = ["FOUND", "KEPT", "not_narrower", "publisher", "sufficient_error"]
 
 FILE = "validation/publishers.toml"
 
@@ -25,6 +25,9 @@ INTERVAL_SHARE = 0.9
 
 ROUNDING = 1e-9
 """Of sums of shares of rows."""
+
+FOUND = "when it was found, "
+"""Before the source of an error that is kept: what it says of intervals is of that day."""
 
 KEPT = "; kept, as it is larger than what was found later: "
 """What stands in a source between that of an error kept and what was found later."""
@@ -107,10 +110,11 @@ def not_narrower(
     Returns
     -------
     tuple of (float, str)
-        The larger error. That of before has its own source and, behind `KEPT`, what was found now.
+        The larger error. That of before has its own source behind `FOUND` and, behind `KEPT`, what
+        was found now.
     """
     error = round(error, 3)
     if before is None or float(str(before["error"])) <= error:
         return error, source
-    first = str(before["source"]).split(KEPT)[0]
-    return float(str(before["error"])), f"{first}{KEPT}{error:.3f} ({source})"
+    first = str(before["source"]).split(KEPT)[0].removeprefix(FOUND)
+    return float(str(before["error"])), f"{FOUND}{first}{KEPT}{error:.3f} ({source})"
