@@ -267,10 +267,10 @@ def _wide_experts(experiment: Experiment) -> list[str]:
     plan, model = experiment.plan, experiment.model
     if plan.precision.frozen is None or not isinstance(model, Transformer):
         return []
-    if not model.experts or plan.experts == "loop":
+    if not model.experts or plan.experts == "modules":
         return []
-    why = "bitsandbytes packs nn.Linear alone (framework.moe_experts = 'loop')"
-    return [f"plan.precision.frozen: experts that multiply together stay in 16 bits, {why}"]
+    why = "bitsandbytes packs nn.Linear alone (framework.moe_experts = 'modules')"
+    return [f"plan.precision.frozen: routed experts stay in 16 bits, {why}"]
 
 
 def _more_layers_than_there_are(experiment: Experiment) -> list[str]:
