@@ -11,9 +11,10 @@ design of GPUs, whose predictions were compared with measured steps for long, wi
 narrowest model, and by how much steps of others are farther off than their intervals say; and
 the same of steps whose way was compared, but on a library that leaves the model's code to the user,
 or not by the recipe for performance that the framework has. That is found on the rows of `TABLES`,
-but for the half of the newest that is held back: it is the check. Intervals are to hold nine tenths
-of the rows and, since those of one publisher are off together, nine tenths also when each publisher
-counts the same (`sufficient_error`).
+but for the half of the newest that is held back: it is the check; if any of these rows is absent
+from the files given, nothing is written. Intervals are to hold nine tenths of the rows and, since
+those of one publisher are off together, nine tenths also when each publisher counts the same
+(`sufficient_error`).
 
 An error that the file has is not made smaller: the larger of it and the one found is written, and
 beside it what was found. As long as intervals hold less than they say, new rows do not make them
@@ -37,6 +38,7 @@ from mpisim.kernels.gpu import find_gpu
 from mpisim.prediction.step_constants import parse_constant_name
 from mpisim.prediction.uncertainty import LEFT_OPEN, UNCOMPARED, design_name, is_part
 from mpisim.validate.e2e.interval_errors import (
+    counted_by,
     not_narrower,
     publisher,
     sufficient_error,
@@ -192,9 +194,9 @@ def _source(used: list[dict[str, Any]], publishers: Mapping[str, str], what: str
     names = f"{', '.join(TABLES[:-1])} and {TABLES[-1]}"
     logs = [math.log(case["measured"] / case["predicted"]) for case in used]
     longer = math.exp(math.fsum(logs) / len(logs))
-    by = len({publishers[case["id"]] for case in used})
+    by = counted_by([publishers[case["id"]] for case in used])
     return (
-        f"with it 90 % intervals hold 90 % of {len(used)} steps, by rows and by publishers ({by}), "
+        f"with it 90 % intervals hold 90 % of {len(used)} steps{by}{',' if by else ''} "
         f"of data/validation/{names}, but for the half of the last that is held back: {what}; in "
         f"the geometric mean these took {longer:.2f} times as long as predicted"
     )
@@ -221,6 +223,14 @@ def main() -> int:
     }
     large = compared_cases(args.compared)
     others = [case for path in args.steps for case in compared_cases(path)]
+    absent = sorted(rows - {case["id"] for case in others})
+    if absent:
+        print(
+            f"uncompared_error.py: {len(absent)} rows that count are not in the files of steps, as "
+            f"{absent[0]}; give the comparisons of {', '.join(TABLES)}",
+            file=sys.stderr,
+        )
+        return 2
     counted = [case for case in large if case["trust"] in ("A", "B")]
     ways = often(way_of(case) for case in counted if case["kind"] == DENSE)
     expert_ways = often(way_of(case) for case in counted if case["kind"] == EXPERTS)
@@ -236,7 +246,12 @@ def main() -> int:
         for key, used, what in (
             ("dense", new, "dense transformers in ways not listed"),
             ("experts", new_experts, "mixtures of experts in ways not listed"),
-            ("left_open", own, "in ways that are listed, on open libraries or without the recipe"),
+            (
+                "left_open",
+                own,
+                "dense transformers in ways that are listed, on open libraries or without the "
+                "recipe",
+            ),
         )
     }
     libraries = ", ".join(f"{name} = {json.dumps(of)}" for name, of in LIBRARY.items())

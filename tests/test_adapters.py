@@ -228,16 +228,37 @@ def test_four_bits_need_adapters() -> None:
 MIXTURE: dict[str, Any] = COMMON | {"experts": 8, "topk": 2, "moe_ffn_hidden": 128}
 
 
-@pytest.mark.parametrize(("experts", "packed"), [("loop", True), ("grouped", False)])
-def test_experts_are_packed_where_each_is_a_module(experts: str, packed: bool) -> None:
-    """Transformers before 5: nn.Linear each; since: one parameter, which stays in 16 bits."""
-    mixture = model("llama", **MIXTURE, lora_rank=RANK, lora_modules=("qkv",))
-    found = network(mixture, plan(**FOUR_BITS, moe_experts=experts))
+QLORA_MIXTURE: dict[str, Any] = MIXTURE | {"lora_rank": RANK, "lora_modules": ("qkv",)}
+
+
+@pytest.mark.parametrize("experts", ["loop", "grouped"])
+def test_experts_that_are_no_modules_stay_in_16_bits(experts: str) -> None:
+    """Transformer Engine's GroupedLinear, and one parameter of transformers since 5."""
+    found = network(model("llama", **QLORA_MIXTURE), plan(**FOUR_BITS, moe_experts=experts))
     sizes = {"experts in weight": 2 * 8 * 256 * 128, "experts out weight": 8 * 256 * 128}
     held = {each.name: each.size for each in parameters(found) if each.name in sizes}
-    bits = 4 + 8 / 64 + 32 / (64 * 256)
-    share = bits / 16 if packed else 1
-    assert held == {name: pytest.approx(share * size, abs=1) for name, size in sizes.items()}
+    assert held == sizes
     for what in ("forward", "backward"):
-        names = [name for name, _ in written_out(found, what)]
-        assert names.count("experts in dequantize") == (COMMON["layers"] if packed else 0)
+        assert not [name for name, _ in written_out(found, what) if name.startswith("expert")]
+
+
+def test_experts_that_are_modules_are_packed() -> None:
+    """Transformers before 5: nn.Linear each, and so is the router."""
+    found = network(model("llama", **QLORA_MIXTURE), plan(**FOUR_BITS, moe_experts="modules"))
+    bits = 4 + 8 / 64 + 32 / (64 * 256)
+    layers = COMMON["layers"]
+    sizes = [each.size for each in parameters(found) if each.name.startswith("expert ")]
+    assert sizes == [pytest.approx(bits / 16 * 256 * 128, abs=1)] * (3 * 8 * layers)
+    routers = [each.size for each in parameters(found) if each.name == "router weight"]
+    assert routers == [pytest.approx(bits / 16 * 256 * 8, abs=1)] * layers
+    moved = round(256 * 128 * (bits / 8 + 2))
+    for what, names in (
+        ("forward", ("expert gate", "expert value", "expert out", "router")),
+        ("backward", tuple(f"{n} input gradient" for n in ("expert gate", "expert out", "router"))),
+    ):
+        kernels = written_out(found, what)
+        for name in names:
+            of = [size for each, size in kernels if each == f"{name} dequantize"]
+            experts = 1 if name.startswith("router") else 8
+            assert len(of) == experts * layers
+            assert experts == 1 or set(of) == {moved}

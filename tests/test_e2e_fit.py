@@ -30,7 +30,7 @@ from mpisim.validate.e2e import (
 from mpisim.validate.e2e.compare import Z_90
 from mpisim.validate.e2e.composition import composed
 from mpisim.validate.e2e.fit import Linear, covered, fit, relative_error, seconds_with
-from mpisim.validate.e2e.interval_errors import FOUND, KEPT, publisher, sufficient_error
+from mpisim.validate.e2e.interval_errors import FOUND, KEPT, counted_by, publisher, sufficient_error
 from mpisim.validate.e2e.pairs import KINDS, SUMMARIES, pair_figures
 from mpisim.validate.e2e.predict import predict
 from mpisim.validate.e2e.report import BEGIN, END
@@ -202,6 +202,17 @@ def test_intervals_hold_by_rows_and_by_publishers() -> None:
     assert far == pytest.approx(0.4 / Z_90)
 
 
+def test_fewer_than_three_publishers_are_not_counted() -> None:
+    # Of the second publisher one row is far off, of a hundred.
+    residuals, names = [0.01] * 99 + [0.4], ["near"] * 99 + ["far"]
+    assert sufficient_error(residuals, [0.0] * 100, names) == pytest.approx(0.01 / Z_90)
+    assert sufficient_error(residuals, [0.0] * 100, ["other", *names[1:]]) == pytest.approx(
+        0.4 / Z_90
+    )
+    assert counted_by(names) == ""
+    assert counted_by(["other", *names[1:]]) == ", by rows and by publishers (3)"
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -215,6 +226,8 @@ def test_intervals_hold_by_rows_and_by_publishers() -> None:
         ("'Numerical precision' of a book on MaxText on MI355X", "a book on MaxText on MI355X"),
         ("'Sharding' of the same book (ROCm/maxtext v26.6)", "a book on MaxText on MI355X"),
         ("'B200 MFU Scaling Issue', 2025-11-20", "'B200 MFU Scaling Issue'"),
+        ("gist.github.com/chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a", "chenyaofo"),
+        ("someone/NVIDIA/README.md", "someone"),  # a name matches where a word begins
     ],
 )
 def test_publishers_are_owners_and_authors(source: str, name: str) -> None:

@@ -181,6 +181,26 @@ def test_a_run_keeps_the_larger_error_of_the_file(
     assert file.read_text() == first
 
 
+def test_rows_that_count_are_all_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "uncompared.toml"
+    monkeypatch.setattr(uncompared_error, "FILE", file)
+    monkeypatch.setattr(uncompared_error, "compared_cases", lambda _: [case("here", 1.0)])
+    halves = {"here": "causes", "absent": "causes", "also": "causes", "held back": "check"}
+
+    def column_of(path: Path, name: str) -> dict[str, str]:
+        newest = path.name == uncompared_error.TABLES[-1]
+        return halves if newest and name == "half" else {}
+
+    monkeypatch.setattr(uncompared_error, "column_of", column_of)
+    monkeypatch.setattr("sys.argv", ["uncompared_error.py", "big", "small"])
+    assert uncompared_error.main() == 2
+    assert not file.exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "2 rows that count are not in the files of steps, as absent" in line
+
+
 def test_ways_are_those_of_many_rows() -> None:
     many, few = ("a", "hopper, 128 lanes", "dp"), ("a", "hopper, 128 lanes", "dp+tp")
     rows = [*((*many, 512 * i) for i in range(2, 12)), *[(*few, 512)] * 9]

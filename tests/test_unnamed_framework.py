@@ -52,7 +52,9 @@ def test_the_error_bar_is_wide_until_a_framework_is_named() -> None:
     assert rest[0] == pytest.approx(rest[1], rel=0.03)
     assert errors[2] > 1.5 * errors[1]
     assert any(line.startswith(UNNAMED) for line in plain.attributes["uncertainty_sources"])
-    assert any("[framework] name" in line for line in plain.attributes["assumptions"])
+    assert any(
+        "at least a library's; [framework] name" in x for x in plain.attributes["assumptions"]
+    )
     for other in (named, library, told):
         assert not any(UNNAMED in line for line in other.attributes["uncertainty_sources"])
 
@@ -88,3 +90,10 @@ def test_older_gpus_have_an_error_of_their_own(gpu: str, zero: int, key: str) ->
     error = max(packaged(UNNAMED_FILE)[key]["error"], open_code)
     assert f"± {100 * error:.0f} % on 100.0 %" in line
     assert any("at least a library's" in each for each in shown.attributes["assumptions"])  # type: ignore[union-attr]
+
+
+def test_gpus_that_were_not_compared_have_no_library_s_error() -> None:
+    shown = simulate(load(PLAIN, ["cluster.preset=rtx-4090-8gpu", "run.allow_oom=true"])[1])
+    assert shown is not None
+    (line,) = (x for x in shown.attributes["assumptions"] if x.startswith("framework: none"))  # type: ignore[union-attr]
+    assert "the error bar is wide; [framework] name tells" in line

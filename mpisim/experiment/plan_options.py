@@ -180,9 +180,9 @@ class PrecisionOptions:
     frozen : {"nf4"}, optional
         Transformers: of the matrices of layers that are frozen beside adapters
         (``model.lora_rank``): 4 bits, from which a kernel before each product makes 16 (QLoRA,
-        arXiv:2305.14314); 16 bits if not given. Those of routed experts are in 4 bits where each
-        multiplies by itself (``framework.moe_experts = "loop"``); bitsandbytes leaves experts of
-        one parameter in 16.
+        arXiv:2305.14314); 16 bits if not given. Those of routed experts are in 4 bits where each is
+        an ``nn.Linear`` (``framework.moe_experts = "modules"``), which is all that bitsandbytes
+        packs.
     wide_modules : tuple of {"attention", "latent", "mtp"}
         What stays in 16 bits in all layers: the matrices around attention, those between hidden
         states and the narrower ones of LatentMoE, the modules that predict further tokens

@@ -17,13 +17,22 @@ OUTSIDE = "is outside of what is known"
 """Of a version of a framework."""
 
 
-def profile_lines(experiment: Experiment) -> list[str]:
-    """Experiment → framework, its version, and the keys set by its profile, a line each. Local."""
+def profile_lines(experiment: Experiment, *, at_least_a_library: bool) -> list[str]:
+    """Experiment → framework, its version, and the keys set by its profile, a line each. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    at_least_a_library : bool
+        Whether without a framework's name the error bar has at least what a library's name leaves
+        open (`mpisim.prediction.uncertainty.at_least_a_library`).
+    """
     profile, version = experiment.profile, experiment.framework.version
     if profile is None:
         lines = []
         if not experiment.says_framework:
-            wide = "the error bar is wide, at least a library's; [framework] name tells"
+            least = ", at least a library's" if at_least_a_library else ""
+            wide = f"the error bar is wide{least}; [framework] name tells"
             lines = [f"framework: none is named; {wide}"]
         return [
             *lines,

@@ -32,7 +32,7 @@ from .prepared import PreparedExperiment, prepare
 from .published import compare_published
 from .quantities import values_now, why_not
 from .step_constants import model_class
-from .uncertainty import Uncertainty, error_bar
+from .uncertainty import Uncertainty, at_least_a_library, error_bar
 from .unused_keys import equivalent, unused_keys
 from .unused_network_keys import same_communications, unused_network_keys
 
@@ -158,7 +158,7 @@ def _assumptions(
         *scale_lines(prepared),
         *unused_keys(prepared),
         *_plan_assumptions(experiment),
-        *profile_lines(experiment),
+        *profile_lines(experiment, at_least_a_library=at_least_a_library(prepared)),
         *_rank_assumptions(prepared),
         *_input_lines(prepared),
         *prepared.host.lines(experiment.plan),
@@ -267,10 +267,10 @@ def _wide_experts(experiment: Experiment) -> list[str]:
     plan, model = experiment.plan, experiment.model
     if plan.precision.frozen is None or not isinstance(model, Transformer):
         return []
-    if not model.experts or plan.experts == "loop":
+    if not model.experts or plan.experts == "modules":
         return []
-    why = "bitsandbytes packs nn.Linear alone (framework.moe_experts = 'loop')"
-    return [f"plan.precision.frozen: experts that multiply together stay in 16 bits, {why}"]
+    why = "bitsandbytes packs nn.Linear alone (framework.moe_experts = 'modules')"
+    return [f"plan.precision.frozen: routed experts stay in 16 bits, {why}"]
 
 
 def _more_layers_than_there_are(experiment: Experiment) -> list[str]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Effect",
     "Uncertainty",
+    "at_least_a_library",
     "combine",
     "design_name",
     "difference_error",
@@ -240,7 +241,7 @@ def error_bar(
     numbers[OWN_KERNELS] = quantity("own_kernels")
     unknown = _unknown(prepared)
     if not prepared.experiment.says_framework:
-        numbers[UNNAMED] = _unnamed(prepared, compared=not unknown)
+        numbers[UNNAMED] = _unnamed(prepared)
         lengths = {**lengths, UNNAMED: float(run.step_time)}
     for name, key in unknown:
         numbers[name] = _uncompared(key)
@@ -288,19 +289,24 @@ def unshared_share() -> float:
     return build(Quantity, packaged(PLANS_FILE)["unshared"], PLANS_FILE, "unshared").value
 
 
-def _unnamed(prepared: PreparedExperiment, *, compared: bool) -> Quantity:
-    """Return 1 with the error bar that an unnamed framework adds.
+def at_least_a_library(prepared: PreparedExperiment) -> bool:
+    """Experiment without a framework's name → whether that adds at least what a library's does.
 
-    Who names nothing knows no more than who names a library: on compared GPUs, where nothing else
-    is added, it is at least what a library's name leaves open.
+    Who names nothing knows no more than who names a library. So it is for transformers on compared
+    GPUs, where nothing else is added.
     """
+    return model_class(prepared.experiment.model) in WAYS and not _unknown(prepared)
+
+
+def _unnamed(prepared: PreparedExperiment) -> Quantity:
+    """Return 1 with the error bar that an unnamed framework adds."""
     designs = [design_name(rated_gpu(each.model.gpu)) for each in prepared.workload.pricings]
     experiment = prepared.experiment
     kind = model_class(experiment.model)
     key = unnamed_class(kind, experiment.plan.zero, designs)
     found = build(Quantity, packaged(UNNAMED_FILE)[key], UNNAMED_FILE, key)
     left_open = _uncompared("left_open")
-    if kind not in WAYS or not compared or found.error >= left_open.error:
+    if not at_least_a_library(prepared) or found.error >= left_open.error:
         return found
     return replace(found, error=left_open.error, source=f"{AS_OPEN}: {left_open.source}")
 

@@ -21,7 +21,7 @@ from ...prediction.step_constants import (
 from .compare import Compared, Comparison
 from .families import Family, family
 from .fit import Linear, covered, fit, linear, relative_error, seconds_with
-from .interval_errors import not_narrower, publisher, sufficient_error
+from .interval_errors import counted_by, not_narrower, publisher, sufficient_error
 from .predict import NO_CONSTANTS, predict
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
     """Residuals, error bars of inputs → error of the model that these do not explain.
 
     Where nothing was fitted to steps, intervals hold nine tenths also when each publisher counts
-    the same.
+    the same, if there are enough of them.
     """
 
     def numbers(
@@ -280,7 +280,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
             )
             steps = f"{len(used)} steps of trust A and B, {which}"
             if by_publisher:
-                steps += f", by rows and by publishers ({len(set(publishers))})"
+                steps += counted_by(publishers)
             source = f"with it intervals hold 90 % of {steps}; {what}"
             found[sort] = Quantity(1, "1", round(error, 3), source)
         return found

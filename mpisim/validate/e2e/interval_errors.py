@@ -7,6 +7,7 @@ asked for, intervals hold as much when each publisher counts the same as when ea
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -16,9 +17,15 @@ import numpy as np
 from ...base.presets import packaged
 from ...base.quantity import Z_90
 
-__all__ = ["FOUND", "KEPT", "not_narrower", "publisher", "sufficient_error"]
+__all__ = ["FOUND", "KEPT", "counted_by", "not_narrower", "publisher", "sufficient_error"]
 
 FILE = "validation/publishers.toml"
+
+HOSTS = ("gist.github.com",)
+"""Sites whose addresses have the owner behind the name of the site."""
+
+MIN_PUBLISHERS = 3
+"""Publishers from which each counts the same: of fewer, one that is far off would decide alone."""
 
 INTERVAL_SHARE = 0.9
 """Of rows that the interval is to hold."""
@@ -37,9 +44,10 @@ KEPT = "; kept, as it is larger than what was found later: "
 def publisher(source: str) -> str:
     """Source of a row → who published it.
 
-    That is the owner of the repository, the author or organization of the paper or page. Of several
-    names that are one's, and where the source's first word is no owner, ``publishers.toml`` says
-    who; of what it does not know the title stands for the author.
+    That is the owner of the repository or gist, the author or organization of the paper or page. Of
+    several names that are one's, and where the source's first word is no owner, ``publishers.toml``
+    says who, by how a word of the source begins; of what it does not know the title stands for the
+    author.
 
     Parameters
     ----------
@@ -54,11 +62,12 @@ def publisher(source: str) -> str:
     "'Scaling' report"
     """
     for name, texts in packaged(FILE).items():
-        if any(text in source for text in texts):
+        if any(re.search(rf"(?<!\S){re.escape(text)}", source) for text in texts):
             return str(name)
     first = source.split()[0].rstrip(",:;") if source.split() else source
     if "/" in first:
-        return first.partition("/")[0]
+        site, _, path = first.partition("/")
+        return path.partition("/")[0] if site in HOSTS else site
     return source.partition(",")[0]
 
 
@@ -77,7 +86,8 @@ def sufficient_error(
         Relative error bars from what the steps depend on.
     publishers : sequence of str, optional
         Of each row. Then 90 % are held whichever way is counted: each row the same, and each
-        publisher the same, whatever the number of its rows.
+        publisher the same, whatever the number of its rows. Fewer than `MIN_PUBLISHERS` say
+        nothing.
     """
     if not len(residuals):
         return 0.0
@@ -85,13 +95,27 @@ def sufficient_error(
     needed = np.maximum((np.array(residuals) / Z_90) ** 2 - np.array(inputs) ** 2, 0.0)
     order = np.argsort(needed, kind="stable")
     weights = [np.full(len(needed), 1 / len(needed))]
-    if publishers is not None:
+    if publishers is not None and _are_counted(publishers):
         rows = Counter(publishers)
         weights.append(np.array([1 / (len(rows) * rows[each]) for each in publishers]))
     last = max(
         int(np.searchsorted(np.cumsum(each[order]), INTERVAL_SHARE - ROUNDING)) for each in weights
     )
     return math.sqrt(needed[order[min(last, len(order) - 1)]])
+
+
+def counted_by(publishers: Sequence[str]) -> str:
+    """Publishers of rows → how `sufficient_error` counts them: ", by rows and by publishers (7)".
+
+    Nothing where they are too few to count.
+    """
+    if not _are_counted(publishers):
+        return ""
+    return f", by rows and by publishers ({len(set(publishers))})"
+
+
+def _are_counted(publishers: Sequence[str]) -> bool:
+    return len(set(publishers)) >= MIN_PUBLISHERS
 
 
 def not_narrower(

@@ -14,14 +14,17 @@ layer's input is made all the same.
 QLoRA (arXiv:2305.14314, ``precision.frozen``): frozen matrices of layers are kept, gathered and
 offloaded in 4 bits where they are ``nn.Linear`` (github:huggingface/transformers,
 ``src/transformers/integrations/bitsandbytes.py``, ``replace_with_bnb_linear``): those of attention,
-feed-forward blocks and shared experts, and of routed experts where each multiplies by itself
-(``moe_experts = "loop"``). Experts that multiply together are one parameter of three dimensions,
-which stays in 16 bits
-(github:bitsandbytes-foundation/bitsandbytes, issue 1849). Before each product that reads a matrix
+feed-forward blocks and shared experts, and those of routed experts and their router where experts
+are modules (``moe_experts = "modules"``). All other routed experts stay in 16 bits: since
+transformers 5 they are one parameter of three dimensions
+(github:bitsandbytes-foundation/bitsandbytes, issue 1849), and Transformer Engine's
+``GroupedLinear``, which multiplies expert by expert (``"loop"``), is no ``nn.Linear``
+(``transformer_engine/pytorch/module/grouped_linear.py``). Before each product that reads a matrix
 of 4 bits, a kernel writes it out in 16, forward, again where the forward is computed again, and
-backward (the same repository, ``bitsandbytes/autograd/_functions.py``, MatMul4Bit:
-``dequantize_4bit`` in both). Constants of blocks are in 8 bits themselves: two small kernels before
-it make them fp32 (``bitsandbytes/functional.py``, ``dequantize_4bit`` of a nested state).
+backward (github:bitsandbytes-foundation/bitsandbytes, ``bitsandbytes/autograd/_functions.py``,
+MatMul4Bit: ``dequantize_4bit`` in both; of an expert without rows neither). Constants of blocks are
+in 8 bits themselves: two small kernels before it make them fp32 (``bitsandbytes/functional.py``,
+``dequantize_4bit`` of a nested state).
 """
 
 from __future__ import annotations
@@ -30,12 +33,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from mpisim.kernels.operations import Elementwise, Gemm, GroupedGemm, operand_bytes
+from mpisim.kernels.operations import Elementwise, Gemm, operand_bytes
 
 from ...base.errors import InputError
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Task
-from .mixture_of_experts import FIRST_LINEAR, SECOND_LINEAR
 from .pointwise import elementwise
 from .precision import weight_gradient
 from .shapes import Shapes
@@ -51,15 +53,16 @@ ADAPTED: dict[str, tuple[str, ...]] = {
 }
 """Names of operators, by what NeMo calls their modules (``linear_qkv``, …)."""
 
-EXPERTS = (FIRST_LINEAR, SECOND_LINEAR)
-
 LINEAR = frozenset(
     (
         *(name for names in ADAPTED.values() for name in names),
         *(f"shared expert {part}" for part in ("in", "gate", "value", "out")),
     )
 )
-"""Operators of a layer whose matrices are ``nn.Linear``, routed experts apart."""
+"""Operators of a layer whose one matrix is an ``nn.Linear``, routed experts apart."""
+
+MODULES = frozenset(("router", "expert", "experts"))
+"""Operators of a mixture whose matrices are ``nn.Linear`` where experts are modules."""
 
 SUFFIX = " adapter"
 
@@ -143,32 +146,26 @@ def _frozen(s: Shapes, operator: Operator, *, keeps_input: bool) -> Operator:
 
 def _quantised(s: Shapes, operator: Operator) -> Operator:
     """Frozen operator → the same with its matrices in 4 bits, written out before products."""
-    routed = operator.name in EXPERTS and s.plan.experts == "loop"
-    if not routed and operator.name not in LINEAR:
+    modules = operator.name in MODULES and s.plan.experts == "modules"
+    if not modules and operator.name not in LINEAR:
         return operator
-    elements = sum(each.size for each in operator.parameters if _is_matrix(each))
+    matrices = [each.size for each in operator.parameters if each.rows]
+    if modules:
+        forward, backward = (
+            _before_each_product(s, tasks) for tasks in (operator.forward, operator.backward)
+        )
+    else:
+        written = _written_out(s, operator.name, sum(matrices))
+        forward = _before_product(operator.forward, written)
+        backward = _before_product(operator.backward, written)
+    parameters = tuple(_packed(each) if each.rows else each for each in operator.parameters)
+    return replace(operator, forward=forward, backward=backward, parameters=parameters)
+
+
+def _written_out(s: Shapes, name: str, elements: int) -> Compute:
+    """Elements of a matrix in 4 bits → the kernels that write it out in 16."""
     traffic = round(elements * (NF4_BITS / 8 + s.element_size))
-    # One kernel for each product of an expert, launched by Python as the products are.
-    launches = s.model.experts // s.grid.ep if routed else 1
-    written = Compute(
-        f"{operator.name} dequantize",
-        Elementwise(traffic),
-        launches=launches,
-        calls=launches * CONSTANT_KERNELS,
-    )
-    return replace(
-        operator,
-        forward=_before_product(operator.forward, written),
-        backward=_before_product(operator.backward, written),
-        parameters=tuple(
-            _packed(each) if _is_matrix(each) else each for each in operator.parameters
-        ),
-    )
-
-
-def _is_matrix(parameter: Parameter) -> bool:
-    """Whether a parameter is one matrix of a layer, or those of experts."""
-    return parameter.rows > 0 or (parameter.expert and parameter.name.endswith(" weight"))
+    return Compute(f"{name} dequantize", Elementwise(traffic), calls=CONSTANT_KERNELS)
 
 
 def _packed(parameter: Parameter) -> Parameter:
@@ -178,9 +175,19 @@ def _packed(parameter: Parameter) -> Parameter:
 def _before_product(tasks: tuple[Task, ...], written: Compute) -> tuple[Task, ...]:
     """Return tasks with one before the first matrix product; as they are if there is none."""
     for i, task in enumerate(tasks):
-        if isinstance(task, Compute) and isinstance(task.kernel, Gemm | GroupedGemm):
+        if isinstance(task, Compute) and isinstance(task.kernel, Gemm):
             return (*tasks[:i], written, *tasks[i:])
     return tasks
+
+
+def _before_each_product(s: Shapes, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """Tasks of modules → the same with a matrix written out before each product, which reads it."""
+    found: list[Task] = []
+    for task in tasks:
+        if isinstance(task, Compute) and isinstance(task.kernel, Gemm):
+            found.append(_written_out(s, task.name, task.kernel.n * task.kernel.k))
+        found.append(task)
+    return tuple(found)
 
 
 def _product(operator: Operator) -> Gemm | None:

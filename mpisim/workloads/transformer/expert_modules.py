@@ -18,7 +18,8 @@ of the experts before; so with the probabilities. Releases from 4.53 on loop ove
 have rows and read each one's number first, a kernel and a copy more for each, which is left out.
 
 Kernels and bytes are those of :mod:`mpisim.operators`, which `mpisim capture` takes for the same
-calls (tests/test_capture_experts.py). All experts are on each rank: no exchange of tokens.
+calls (tests/test_transformer_expert_modules.py). All experts are on each rank: no exchange of
+tokens.
 """
 
 from __future__ import annotations
