@@ -86,7 +86,8 @@ def singular_values(call: OperatorCall) -> Kernels | None:
     count = math.prod(given.shape[:-2])
     if count > 1 and max(given.shape[-2:]) <= _MOST_TOGETHER:
         return None
-    steps = _SINGULAR_VALUE_STEPS if vectors is False else _SINGULAR_VECTOR_STEPS
+    alone = vectors is not None and not vectors  # False in captures, 0 as traces are read
+    steps = _SINGULAR_VALUE_STEPS if alone else _SINGULAR_VECTOR_STEPS
     return _columns(TensorSpec(given.dtype, given.shape[-2:]), steps * count)
 
 
