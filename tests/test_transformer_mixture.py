@@ -273,6 +273,14 @@ def test_a_dispatcher_takes_its_latency_for_no_tokens() -> None:
     assert priced_bytes("hybrid-ep", "combine", group, 0, 0, 4096) == round(0.97 * 100e9 * 45e-6)
 
 
+@pytest.mark.parametrize("rate", [None, 370.8e9])
+@pytest.mark.parametrize("dispatcher", ["flex", "hybrid-ep"])
+def test_a_rank_alone_sends_as_much_as_it_has(dispatcher: str, rate: float | None) -> None:
+    for direction in ("dispatch", "combine"):
+        group = ExchangeGroup(1, 1, rate)
+        assert priced_bytes(dispatcher, direction, group, 4096, 2, 2048) == 4096  # type: ignore[arg-type]
+
+
 def test_a_mixture_that_is_computed_again_keeps_its_input_alone() -> None:
     kept, again = (
         block(SHARED, ep=4, dp=4, moe_dispatcher="hybrid-ep", recompute_modules=modules)

@@ -135,9 +135,11 @@ def priced_bytes(
     123
     >>> priced_bytes("all-to-all", "combine", ExchangeGroup(64, 1), 100, 1, 100)
     100
+    >>> priced_bytes("flex", "combine", ExchangeGroup(1, 1, 370e9), 100, 1, 100)
+    100
     """
     found = _dispatchers().get(dispatcher)
-    if found is None:
+    if found is None or group.ranks == 1:  # to itself alone: no link carries anything
         return math.ceil(size)
     measured, places = (
         (found.node, group.ranks) if group.nodes == 1 else (found.network, group.nodes)
