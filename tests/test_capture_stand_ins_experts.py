@@ -133,6 +133,34 @@ def test_deep_ep(tmp_path: Path, world: int, how: str) -> None:
     assert [wait.stream for wait in product.waits] == ([] if how == "async" else [own])
 
 
+@needs_torch
+@pytest.mark.parametrize(
+    ("line", "dispatched", "combined"),
+    [
+        ("Buffer.set_num_sms(4)", 4, 4),
+        ("config = Buffer.get_dispatch_config(8); Buffer.set_num_sms(4)", 20, 4),
+    ],
+)
+def test_deep_ep_takes_the_multiprocessors_that_a_script_gives(
+    tmp_path: Path, line: str, dispatched: int, combined: int
+) -> None:
+    from math import ceil
+
+    from mpisim.topo import find_cluster
+    from mpisim.workloads.transformer.exchange_rates import ExchangeGroup, priced_bytes
+
+    text = DISPATCHED.replace("buffer = ", f"config = None\n{line}\nbuffer = ").replace(
+        "x, topk_idx", "x, config=config, topk_idx"
+    )
+    found = captured(tmp_path, text, "blocking", world=8)
+    inside, _ = find_cluster("dgx-h100").rates() or (None, None)
+    arrived, row = ceil(256 * expected_parts(64, 4, 8)), 1024 * 2
+    group = ExchangeGroup(8, 1, inside)
+    for way, number in (("dispatch", dispatched), ("combine", combined)):
+        expected = priced_bytes("flex", way, group, row * arrived, arrived, row, number)  # type: ignore[arg-type]
+        assert [each.bytes for each in found.items if each.name == f"DeepEP's {way}"] == [expected]
+
+
 LOW_LATENCY = """
 import os
 import sys

@@ -268,6 +268,17 @@ def test_few_multiprocessors_limit_deep_ep_where_links_are_fast(
     assert priced / nccl == pytest.approx(seconds, rel=0.05)
 
 
+def test_half_as_many_multiprocessors_take_twice_as_long_where_they_are_few() -> None:
+    group = ExchangeGroup(8, 1, 721.8e9)
+    found = [
+        priced_bytes("flex", "dispatch", group, 2**27, 2**14, 2**13, number)
+        for number in (None, 20, 4, 2)
+    ]
+    nothing = priced_bytes("flex", "dispatch", group, 0, 0, 2**13)
+    assert found[0] == found[1]
+    assert (found[3] - nothing) == pytest.approx(2 * (found[2] - nothing), abs=4)
+
+
 def test_a_dispatcher_takes_its_latency_for_no_tokens() -> None:
     group = ExchangeGroup(16, 2, 50e9)
     assert priced_bytes("hybrid-ep", "combine", group, 0, 0, 4096) == round(0.97 * 100e9 * 45e-6)
