@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captures import captured, flops, kernels_in, needs_torch, operators_in
+from captures import (
+    alone,
+    captured,
+    flops,
+    kernels_in,
+    needs_torch,
+    operators_in,
+    script,
+    written,
+)
 
 from mpisim.capture.recording import ItemKind
 from mpisim.kernels.operations import Elementwise, GroupedGemm
@@ -159,6 +169,16 @@ def test_deep_ep_takes_the_multiprocessors_that_a_script_gives(
     for way, number in (("dispatch", dispatched), ("combine", combined)):
         expected = priced_bytes("flex", way, group, row * arrived, arrived, row, number)  # type: ignore[arg-type]
         assert [each.bytes for each in found.items if each.name == f"DeepEP's {way}"] == [expected]
+
+
+@needs_torch
+def test_deep_ep_on_links_of_no_known_rate_says_what_is_left_out(tmp_path: Path) -> None:
+    said = "DeepEP: without latency and multiprocessors of its kernels"
+    for world, times in ((8, 1), (1, 0)):
+        what = script(written(tmp_path, DISPATCHED), "blocking", world=world)
+        what = replace(what, device=replace(what.device, rates=None))
+        found = alone(what)[0].recording
+        assert sum(line.startswith(said) for line in found.replaced) == times
 
 
 LOW_LATENCY = """

@@ -52,6 +52,12 @@ COMBINE = {2: (10, 256, 6, 128), 4: (9, 256, 6, 128), 8: (4, 256, 6, 128), 16: (
 """Tokens of a chunk that are sent and received by NVLink and RDMA, by ranks."""
 
 
+WITHOUT_RATE = (
+    "DeepEP: without latency and multiprocessors of its kernels: the cluster has no link_bandwidth"
+)
+"""What is said where nothing tells how fast links are."""
+
+
 class Handle(NamedTuple):
     """What a dispatch leaves for its way back: tensors, as the library has them, and its tokens."""
 
@@ -264,6 +270,8 @@ class Buffer(LowLatency):
         row = sum(math.prod(each.shape[1:]) * each.element_size() for each in sent)
         inside, across = launch.recorder.rates or (None, None)
         rate = inside if self._nodes == 1 else across
+        if rate is None and self.group_size > 1:
+            launch.recorder.replaced[WITHOUT_RATE] = 1
         group = ExchangeGroup(self.group_size, self._nodes, rate)
         launch.collectives.issue(
             Operation.ALL_TO_ALL, self.group, list(sent), asynchronous=False,
