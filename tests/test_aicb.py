@@ -175,6 +175,41 @@ def test_ranks_are_those_that_the_file_says(write: Callable[..., Path]) -> None:
         aicb_program(path, 4)
     with pytest.raises(InputError, match="comm_group_size of dp_group is 2; of 4 ranks it would"):
         aicb_program(write(comm("all_reduce", "dp_group", 2, 8)), 4)
+    with pytest.raises(InputError, match=r"it would be 4; --ranks set their number$"):
+        aicb_program(write(comm("all_reduce", "dp_group", 2, 8)), 4)
+    with pytest.raises(InputError, match=r"× 1 \(ep_group\); --ranks set their number$"):
+        aicb_program(write(comm("all_reduce", "tp_group", 2, 8)), 3)
+
+
+CONTEXT = "; context parallelism (cp), of which no line says the size, is not read"
+
+
+@pytest.mark.parametrize(
+    ("groups", "head", "says"),
+    [
+        # 8 ranks are 2 × 4 by context parallelism, but not 3 times anything, nor of 5 a part.
+        ({"dp_group": 2}, "[rank0 ~ rank7]", "of 8 ranks it would be 8" + CONTEXT),
+        ({"dp_group": 3}, "[rank0 ~ rank7]", "of 8 ranks it would be 8"),
+        ({"dp_group": 16}, "[rank0 ~ rank7]", "of 8 ranks it would be 8"),
+        ({"tp_group": 3}, "[rank0 ~ rank7]", "groups of 3 (tp_group) × 1 (ep_group)"),
+        # dp_group is without context parallelism, the ranks with an expert are with it.
+        ({"dp_group": 4, "ep_group": 2, "ep_dp_group": 4}, "", "it would be 2" + CONTEXT),
+        ({"dp_group": 4, "ep_group": 2, "ep_dp_group": 3}, "", "of 4 ranks it would be 2"),
+        ({"dp_group": 2, "ep_group": 4}, "", "groups of 1 (tp_group) × 4 (ep_group)" + CONTEXT),
+        (
+            {"dp_group": 4, "tp_group": 2, "ep_group": 2, "ep_tp_group": 8},
+            "",
+            "ep_tp_group is 8; of 2 (tp_group) × 2 (ep_group) it would be 4",
+        ),
+    ],
+)
+def test_context_parallelism_is_named_where_it_can_be_the_reason(
+    write: Callable[..., Path], groups: dict[str, int], head: str, says: str
+) -> None:
+    path = write(*(comm("all_reduce", name, size, 8) for name, size in groups.items()), head=head)
+    with pytest.raises(InputError) as caught:
+        aicb_program(path)
+    assert str(caught.value).endswith(says)
 
 
 @pytest.mark.parametrize(

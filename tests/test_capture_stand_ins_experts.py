@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captures import captured, flops, kernels_in, needs_torch, operators_in
+from captures import (
+    alone,
+    captured,
+    flops,
+    kernels_in,
+    needs_torch,
+    operators_in,
+    script,
+    written,
+)
 
 from mpisim.capture.recording import ItemKind
 from mpisim.kernels.operations import Elementwise, GroupedGemm
@@ -131,6 +141,44 @@ def test_deep_ep(tmp_path: Path, world: int, how: str) -> None:
     assert [wait.stream for each in counts for wait in each.waits] == [own]
     product = next(each for each in found.items if each.name.startswith("mm"))
     assert [wait.stream for wait in product.waits] == ([] if how == "async" else [own])
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("line", "dispatched", "combined"),
+    [
+        ("Buffer.set_num_sms(4)", 4, 4),
+        ("config = Buffer.get_dispatch_config(8); Buffer.set_num_sms(4)", 20, 4),
+    ],
+)
+def test_deep_ep_takes_the_multiprocessors_that_a_script_gives(
+    tmp_path: Path, line: str, dispatched: int, combined: int
+) -> None:
+    from math import ceil
+
+    from mpisim.topo import find_cluster
+    from mpisim.workloads.transformer.exchange_rates import ExchangeGroup, priced_bytes
+
+    text = DISPATCHED.replace("buffer = ", f"config = None\n{line}\nbuffer = ").replace(
+        "x, topk_idx", "x, config=config, topk_idx"
+    )
+    found = captured(tmp_path, text, "blocking", world=8)
+    inside, _ = find_cluster("dgx-h100").rates() or (None, None)
+    arrived, row = ceil(256 * expected_parts(64, 4, 8)), 1024 * 2
+    group = ExchangeGroup(8, 1, inside)
+    for way, number in (("dispatch", dispatched), ("combine", combined)):
+        expected = priced_bytes("flex", way, group, row * arrived, arrived, row, number)  # type: ignore[arg-type]
+        assert [each.bytes for each in found.items if each.name == f"DeepEP's {way}"] == [expected]
+
+
+@needs_torch
+def test_deep_ep_on_links_of_no_known_rate_says_what_is_left_out(tmp_path: Path) -> None:
+    said = "DeepEP: without latency and multiprocessors of its kernels"
+    for world, times in ((8, 1), (1, 0)):
+        what = script(written(tmp_path, DISPATCHED), "blocking", world=world)
+        what = replace(what, device=replace(what.device, rates=None))
+        found = alone(what)[0].recording
+        assert sum(line.startswith(said) for line in found.replaced) == times
 
 
 LOW_LATENCY = """

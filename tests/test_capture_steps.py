@@ -134,11 +134,15 @@ def test_an_optimizer_that_steps_seldom_is_told_of(tmp_path: Path) -> None:
     assert sent(late) == {"ALL_REDUCE": 64 * 64 * 4}
 
 
+ONE_STEP = ONE_GPU.replace("512", "128")
+
+
 @pytest.mark.parametrize(
     ("text", "asked", "said"),
     [
         (ONE_GPU, {"warm_up": 50, "steps": 10},
          r"made 4 steps; --warm-up 50 and --steps 10 need 60"),
+        (ONE_STEP, {"warm_up": 1}, r"made 1 step; --warm-up 1 and --steps 1 need 2"),
         (ONE_GPU, {"steps": 4}, r"made 4 steps; --warm-up 1 and --steps 4 need 5"),
         (GRAPHED_STEP, {"warm_up": 4},
          r"made 4 steps after 3 that .* a CUDA graph; --warm-up 4 and --steps 1 need 5"),
@@ -149,8 +153,10 @@ def test_a_script_with_fewer_steps_than_are_asked_for(
 ) -> None:
     with pytest.raises(InputError, match=said):
         captured(tmp_path, text, **asked)
-    least = {"warm_up": 3} if text is GRAPHED_STEP else {"steps": 3}
-    assert captured(tmp_path, text, **least).steps == least.get("steps", 1)
+    least = {GRAPHED_STEP: {"warm_up": 3}, ONE_GPU: {"steps": 3}}.get(text, {})
+    found = captured(tmp_path, text, **least)
+    assert found.steps == least.get("steps", 1)
+    assert found.warm_up == (text is not ONE_STEP)
 
 
 POWER_SGD = """

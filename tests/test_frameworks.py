@@ -20,6 +20,7 @@ from mpisim.experiment.profiles import chosen_profile, find_profile, named_in, p
 from mpisim.experiment.tables import TABLES
 from mpisim.kernels.numbers import quantity
 from mpisim.prediction.execution import execute
+from mpisim.prediction.framework_lines import dispatcher_lines
 from mpisim.prediction.path_shares import OWN_KERNELS
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.uncertainty import Uncertainty, error_bar
@@ -245,6 +246,30 @@ def test_what_a_framework_does_not_have_is_said(tmp_path: Path) -> None:
     said = "\n".join(results.attributes["assumptions"])
     assert "Mine is for dlrm models; of a transformer its profile says nothing" in said
     assert "Mine has no such parallelism of its own: tp = 2 is as Megatron-LM's" in said
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ep", "dispatcher", "said"),
+    [
+        ("rtx-4090-8gpu", 8, "flex", True),
+        ("rtx-4090-8gpu", 8, "all-to-all", False),
+        ("rtx-4090-8gpu", 1, "hybrid-ep", False),
+        ("dgx-h100", 8, "hybrid-ep", False),
+    ],
+)
+def test_what_is_left_out_of_a_dispatcher_is_said(
+    tmp_path: Path, cluster: str, ep: int, dispatcher: str, said: bool
+) -> None:
+    path = tmp_path / "mixture.toml"
+    path.write_text(
+        'model = { preset = "qwen3-30b-a3b", layers = 1, seq_len = 128 }\n'
+        f'cluster = {{ preset = "{cluster}" }}\n'
+        f"plan = {{ global_batch = 8, dp = 8, ep = {ep} }}\n"
+        f'framework = {{ moe_dispatcher = "{dispatcher}" }}\n'
+    )
+    _, mixture = load(str(path))
+    found = dispatcher_lines(mixture, prepare(mixture).workload.layout.grid)
+    assert [each.endswith("the cluster has no link_bandwidth") for each in found] == [True] * said
 
 
 def test_no_version_is_the_newest_and_said(tmp_path: Path) -> None:

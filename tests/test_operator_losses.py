@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from mpisim.kernels import find_gpu
@@ -12,6 +13,8 @@ from mpisim.kernels.operations import Copy, Elementwise
 from mpisim.operators import OperatorCall, TensorSpec, kernels_of
 from mpisim.operators.pricing import OperatorPricing
 from mpisim.operators.temporaries import temporary_bytes
+from mpisim.traces.kineto import Arguments
+from mpisim.traces.operator_calls import recorded_inputs
 
 ROWS, COLUMNS = 64, 1024
 SIZE = 4 * ROWS * COLUMNS
@@ -189,6 +192,15 @@ def test_singular_values_go_one_matrix_at_a_time() -> None:
     )
     assert singular_values((129, 129), False, False) == 129 * alone
     assert singular_values((129, 129), False, True) == singular_values((129, 129)) == 129 * vectors
+    # As traces have truth values.
+    traced = {
+        "Input Dims": [[129, 129], [], [], []],
+        "Input type": ["float", "Scalar", "Scalar", ""],
+        "Concrete Inputs": ["", "False", "False", ""],
+    }
+    args = msgspec.json.decode(msgspec.json.encode(traced), type=Arguments)
+    found = kernels_of(OperatorCall("aten::_linalg_svd", recorded_inputs(args)))
+    assert found.kernels[0].steps == 129 * alone  # type: ignore[union-attr]
     # However high, or wide. A square matrix has no more vectors than columns.
     assert singular_values((16, 300, 100), False, True, None) == 16 * 100 * vectors
     assert singular_values((16, 300, 100), True, True, None) == 16 * 100 * full

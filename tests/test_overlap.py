@@ -21,6 +21,8 @@ from mpisim.overlap.communication_kernels import (
     CommunicationKernels,
 )
 from mpisim.overlap.model import DeviceModel, OverlapModel
+from mpisim.overlap.passes import words_of
+from mpisim.overlap.retiming import RowTimes
 from mpisim.overlap.timeline import (
     USE_ONE,
     CommunicationFactors,
@@ -205,6 +207,20 @@ def test_multiprocessors_of_a_copy_engine(flags: Flag, taken: int) -> None:
     network = network_of(find_cluster("dgx-h100"), 1)
     kernels = CommunicationKernels(builder.build(), network, packaged_constants())
     assert [kernels.of(rank).taken.tolist() for rank in (0, 1)] == [[taken], [taken]]
+
+
+def test_tables_that_swap_their_times_are_in_another_state() -> None:
+    tables = [table for table in two_ranks()[0].tables if table is not None]
+    length = min(map(len, tables))
+    rows, none = np.arange(length - 1, length), np.empty(0, np.int64)
+
+    def state(*last: int) -> list[int]:
+        times = [RowTimes(t, rows, np.array([n]), none, none) for t, n in zip(tables, last)]
+        found = sum(words_of(each, number) for number, each in enumerate(times))
+        return np.asarray(found).tolist()
+
+    assert state(120, 150) == state(120, 150)
+    assert len({tuple(state(*last)) for last in ((120, 150), (150, 120), (150, 150))}) == 3
 
 
 def test_passes_run_out() -> None:

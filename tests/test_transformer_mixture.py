@@ -268,9 +268,28 @@ def test_few_multiprocessors_limit_deep_ep_where_links_are_fast(
     assert priced / nccl == pytest.approx(seconds, rel=0.05)
 
 
+def test_half_as_many_multiprocessors_take_twice_as_long_where_they_are_few() -> None:
+    group = ExchangeGroup(8, 1, 721.8e9)
+    found = [
+        priced_bytes("flex", "dispatch", group, 2**27, 2**14, 2**13, number)
+        for number in (None, 20, 4, 2)
+    ]
+    nothing = priced_bytes("flex", "dispatch", group, 0, 0, 2**13)
+    assert found[0] == found[1]
+    assert (found[3] - nothing) == pytest.approx(2 * (found[2] - nothing), abs=4)
+
+
 def test_a_dispatcher_takes_its_latency_for_no_tokens() -> None:
     group = ExchangeGroup(16, 2, 50e9)
     assert priced_bytes("hybrid-ep", "combine", group, 0, 0, 4096) == round(0.97 * 100e9 * 45e-6)
+
+
+@pytest.mark.parametrize("rate", [None, 370.8e9])
+@pytest.mark.parametrize("dispatcher", ["flex", "hybrid-ep"])
+def test_a_rank_alone_sends_as_much_as_it_has(dispatcher: str, rate: float | None) -> None:
+    for direction in ("dispatch", "combine"):
+        group = ExchangeGroup(1, 1, rate)
+        assert priced_bytes(dispatcher, direction, group, 4096, 2, 2048) == 4096  # type: ignore[arg-type]
 
 
 def test_a_mixture_that_is_computed_again_keeps_its_input_alone() -> None:

@@ -41,8 +41,8 @@ class Job:
         Libraries of kernels that the job does not have, of those that are stood in for.
     folder : str
         Working folder of the script.
-    warm_up : int
-        Steps before those that are recorded, at least.
+    warm_up : int, optional
+        Steps before those that are recorded, at least, if a number was asked for.
     """
 
     script: str
@@ -60,7 +60,7 @@ class Job:
     received: FromRank0 = field(default_factory=lambda: FromRank0({}, {}))
     without: tuple[str, ...] = ()
     folder: str = "."
-    warm_up: int = 1
+    warm_up: int | None = None
 
     @property
     def local_rank(self) -> int:

@@ -54,8 +54,8 @@ class Script:
         Whether it is a module, as ``python -m`` has it.
     without : tuple of str
         Libraries of kernels that the job does not have, of those that are stood in for.
-    warm_up : int
-        Steps before those that are recorded, at least.
+    warm_up : int, optional
+        Steps before those that are recorded, at least, if a number was asked for.
     """
 
     path: str
@@ -68,7 +68,7 @@ class Script:
     show: bool = False
     module: bool = False
     without: tuple[str, ...] = ()
-    warm_up: int = 1
+    warm_up: int | None = None
 
 
 class _Runs:

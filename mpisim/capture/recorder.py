@@ -54,8 +54,8 @@ class Recorder:
     rank, world : int
     steps : int
         To be recorded after the warm-up steps.
-    warm_up : int
-        Warm-up steps, at least.
+    warm_up : int, optional
+        Warm-up steps, at least, as `Steps` take them.
     values : dict of str to float
         Place in the user's code (``train.py:42``) → what is read there.
 
@@ -88,7 +88,7 @@ class Recorder:
     """
 
     def __init__(
-        self, rank: int, world: int, steps: int, warm_up: int, values: dict[str, float]
+        self, rank: int, world: int, steps: int, warm_up: int | None, values: dict[str, float]
     ) -> None:
         self.rank, self.world, self.steps = rank, world, Steps(steps, warm_up)
         self.values = UserValues(values)

@@ -42,8 +42,8 @@ class Steps:
     ----------
     wanted : int
         Steps to be recorded after the warm-up steps.
-    warm_up : int
-        Warm-up steps, at least.
+    warm_up : int, optional
+        Warm-up steps, at least. By default 1, or none before one step that a script makes alone.
 
     Attributes
     ----------
@@ -51,9 +51,9 @@ class Steps:
         Items before the end of each step so far, those before a graph was captured left out.
     """
 
-    def __init__(self, wanted: int, warm_up: int = 1) -> None:
+    def __init__(self, wanted: int, warm_up: int | None = None) -> None:
         self.ends: list[int] = []
-        self._wanted, self._warm_up = wanted, warm_up
+        self._wanted, self._warm_up = wanted, warm_up or 1
         self._asked = wanted, warm_up
         self._stepper: weakref.ref[object] | None = None
         self._stepped: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
@@ -134,12 +134,13 @@ class Steps:
     def missing(self) -> str:
         """Return what the steps so far lack of those that were asked for; empty: nothing.
 
-        One step alone is recorded where no number was asked for.
+        One step alone is recorded where no more, and no warm-up steps, were asked for.
         """
-        wanted, warm_up = self._asked
-        if self._asked == (1, 1) or len(self.ends) >= wanted + warm_up:
+        wanted, asked = self._asked
+        warm_up = asked or 1
+        if (wanted == 1 and asked is None) or len(self.ends) >= wanted + warm_up:
             return ""
-        made = f"{len(self.ends)} step{'s' if len(self.ends) > 1 else ''}"
+        made = f"{len(self.ends) or 'no'} step{'' if len(self.ends) == 1 else 's'}"
         if self._not_counted:
             made += (
                 f" after {self._not_counted} that make the states of an optimizer or come before a "

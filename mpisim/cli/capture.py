@@ -82,10 +82,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--warm-up",
         type=int,
-        default=1,
         metavar="N",
         help="steps before those that are recorded, for scripts that begin otherwise than they go "
-        "on (default: 1)",
+        "on (default: 1, or none for a script that makes one step alone)",
     )
     parser.add_argument(
         "--value",
@@ -136,9 +135,10 @@ def run(args: argparse.Namespace) -> int:
     path, arguments, module = _script(args.command)
     for option in ("world_size", "steps", "warm_up"):
         least, most = 1, MOST_RANKS
-        if not least <= getattr(args, option) <= most:
+        given = getattr(args, option)
+        if given is not None and not least <= given <= most:
             name = option.replace("_", "-")
-            raise UsageError(f"--{name} is {getattr(args, option)}; it must be 1 to {most:,}")
+            raise UsageError(f"--{name} is {given}; it must be 1 to {most:,}")
     values = tuple(map(_value, args.value))
     without = tuple(_library(name) for name in args.without)
     _check_torch()

@@ -255,6 +255,8 @@ class _Groups:
         )
         if not self.n_ranks:
             raise InputError(f"{path}: the file does not say for how many ranks; give --ranks")
+        by_option = n_ranks > 0 and not workload.n_ranks
+        by_groups = not workload.n_ranks and not by_option
         self.data = max(1, self.n_ranks // self.tensor)
         self.expert = sizes.get("ep_group", 1)
         expected = {
@@ -262,17 +264,25 @@ class _Groups:
             "ep_dp_group": self.data // self.expert,
             "ep_tp_group": self.tensor * self.expert,
         }
+        divided = f"{self.tensor} (tp_group) × {self.expert} (ep_group)"
         if self.data * self.tensor != self.n_ranks or self.data % self.expert:
             raise InputError(
-                f"{path}: {self.n_ranks} ranks cannot be divided into groups of {self.tensor} "
-                f"(tp_group) × {self.expert} (ep_group); {_NO_CONTEXT}"
+                f"{path}: {self.n_ranks} ranks cannot be divided into groups of {divided}"
+                + _reason(by_option, by_groups)
             )
         for group, size in expected.items():
-            if group in sizes and sizes[group] != size:
-                raise InputError(
-                    f"{path}: line {said[group][1]}: comm_group_size of {group} is "
-                    f"{sizes[group]}; of {self.n_ranks} ranks it would be {size}; {_NO_CONTEXT}"
-                )
+            found = sizes.get(group, size)
+            if found == size:
+                continue
+            what = f"{path}: line {said[group][1]}: comm_group_size of {group} is {found}"
+            if group == "ep_tp_group":
+                raise InputError(f"{what}; of {divided} it would be {size}")
+            # Context-parallel ranks are among all ranks and those with an expert, not in dp_group.
+            times = found % size if by_groups else size % found
+            raise InputError(
+                f"{what}; of {self.n_ranks} ranks it would be {size}"
+                + _reason(by_option, times == 0)
+            )
 
     def members(self, group: str, rank: int) -> range:
         """Return the ranks of a group that a rank is in, in ascending order."""
@@ -290,6 +300,13 @@ class _Groups:
         if group == "dp_group":
             return range(tp, self.n_ranks, tensor)
         return range(block * tensor + tp, (block + expert) * tensor, tensor)
+
+
+def _reason(by_option: bool, by_context: bool) -> str:
+    """Whether --ranks set the number of ranks, or context parallelism can → end of a message."""
+    if by_option:
+        return "; --ranks set their number"
+    return f"; {_NO_CONTEXT}" if by_context else ""
 
 
 # --- program --------------------------------------------------------------------------------------

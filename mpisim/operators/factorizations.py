@@ -88,9 +88,9 @@ def singular_values(call: OperatorCall) -> Kernels | None:
     count, (rows, columns) = math.prod(given.shape[:-2]), given.shape[-2:]
     if count > 1 and max(rows, columns) <= _MOST_TOGETHER:
         return None
-    if vectors is False:
+    if vectors is not None and not vectors:  # False in captures, 0 as traces are read
         steps = _SINGULAR_VALUE_STEPS
-    elif full is True and rows != columns:
+    elif full and rows != columns:
         steps = _FULL_SINGULAR_VECTOR_STEPS
     else:
         steps = _SINGULAR_VECTOR_STEPS

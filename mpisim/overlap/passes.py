@@ -38,7 +38,7 @@ from .retiming import RowTimes, is_spread, longest_of_members, retimed, row_time
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["SlowdownOutcome", "run_with_slowdown"]
+__all__ = ["SlowdownOutcome", "run_with_slowdown", "words_of"]
 
 Ints = NDArray[np.int64]
 WholeNumbers = NDArray[np.object_]
@@ -191,10 +191,29 @@ def _work_out(
         sums[:, 2:-1] += count * each.terms.astype(object)
         sums[:3, -1] += count * of.alone, count * of.slowed, count * of.changed
         if mode == "coupled":
-            words += np.uint64(count) * of.times.hash()
+            table = int(model.program.table[run.classes.representative[number]])
+            words += np.uint64(count) * words_of(of.times, table)
     sums, words = allreduce_sum_whole(sums, comm), allreduce_sum_words(words, comm)
     beside = sums[:, -1]
     return _Pass(times, sums[:, :2], beside[:2], sums[:, 2:-1], int(beside[2]), bytes(words))
+
+
+def words_of(times: RowTimes, table: int) -> NDArray[np.uint64]:
+    """Times of a rank, number of its table → what it adds to the hash of a pass.
+
+    Ranks of different tables that swap their times are in another state.
+
+    Parameters
+    ----------
+    times : RowTimes
+    table : int
+        In the program without slowdown.
+
+    Returns
+    -------
+    uint64, shape (2,)
+    """
+    return np.asarray(fingerprint(times.hash().view(np.int64), np.full(2, table)))
 
 
 class _ClassTimes(NamedTuple):

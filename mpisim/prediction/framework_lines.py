@@ -1,15 +1,16 @@
-"""Framework of an experiment → the keys that its profile has set, with their sources, as lines."""
+"""Framework of an experiment → keys that its profile has set and what lacks for some, as lines."""
 
 from __future__ import annotations
 
 from ..base.presets import normalized_name
 from ..base.text import format_value
-from ..experiment import Cnn, Dlrm, Experiment
+from ..experiment import Cnn, Dlrm, Experiment, Transformer
 from ..experiment.plan_keys import short_key
 from ..experiment.profiles import Profile
+from ..workloads.grid import Grid
 from ..workloads.input_pipeline import loads_images
 
-__all__ = ["OUTSIDE", "PRACTICE", "profile_lines"]
+__all__ = ["OUTSIDE", "PRACTICE", "dispatcher_lines", "profile_lines"]
 
 PRACTICE = "common practice, as no framework is named"
 
@@ -64,6 +65,26 @@ def profile_lines(experiment: Experiment, *, at_least_a_library: bool) -> list[s
             f"{short_key(key)} = {format_value(each.value)} ({called}{how}: {each.source})"
         )
     return lines
+
+
+def dispatcher_lines(experiment: Experiment, grid: Grid) -> list[str]:
+    """Experiment → what is left out of a dispatcher of tokens on links of no known rate. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    grid : Grid
+        With the rates of the cluster's links, if they are known.
+    """
+    framework, model = experiment.plan.framework, experiment.model
+    mixture = isinstance(model, Transformer) and model.experts > 0
+    if not (mixture and grid.ep > 1 and framework.dispatches_by_kernels and grid.rates is None):
+        return []
+    return [
+        f"framework.moe_dispatcher = {format_value(framework.moe_dispatcher)}: its kernels by what "
+        "links take alone, without their latency and multiprocessors: the cluster has no "
+        "link_bandwidth"
+    ]
 
 
 def _not_of_profile(experiment: Experiment, profile: Profile) -> list[str]:

@@ -24,7 +24,7 @@ from ..topo.speeds import nic_bottleneck
 from ..workloads.input_pipeline import image_side
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .circuits import set_up_notes
-from .framework_lines import profile_lines
+from .framework_lines import dispatcher_lines, profile_lines
 from .hardware import link_excess
 from .network import NetworkCache, NetworkRequest
 from .path_shares import PathShares
@@ -159,6 +159,7 @@ def _assumptions(
         *unused_keys(prepared),
         *_plan_assumptions(experiment),
         *profile_lines(experiment, at_least_a_library=at_least_a_library(prepared)),
+        *dispatcher_lines(experiment, prepared.workload.layout.grid),
         *_rank_assumptions(prepared),
         *_input_lines(prepared),
         *prepared.host.lines(experiment.plan),

@@ -9,8 +9,9 @@ CPU waits until it knows how many tokens arrive.
 Which experts a token has depends on values. Here every expert gets as many, those of a token are
 any: so many ranks and nodes as `expected_destinations` says have one of them. What is sent is
 recorded as an all-to-all of these tokens, across nodes of those that cross the network. Its bytes
-are those for which NCCL's takes as long as DeepEP does on the cluster's links, as in generated
-programs (`mpisim.workloads.transformer.exchange_rates`).
+are those for which NCCL's takes as long as DeepEP does on the cluster's links and as many
+multiprocessors as the script gives it, as in generated programs
+(`mpisim.workloads.transformer.exchange_rates`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ COMBINE = {2: (10, 256, 6, 128), 4: (9, 256, 6, 128), 8: (4, 256, 6, 128), 16: (
            96: (1, 480, 8, 128), 128: (1, 560, 8, 128), 144: (2, 720, 8, 128),
            160: (2, 720, 8, 128)}  # fmt: skip
 """Tokens of a chunk that are sent and received by NVLink and RDMA, by ranks."""
+
+
+WITHOUT_RATE = (
+    "DeepEP: without latency and multiprocessors of its kernels: the cluster has no link_bandwidth"
+)
+"""What is said where nothing tells how fast links are."""
 
 
 class Handle(NamedTuple):
@@ -212,7 +219,7 @@ class Buffer(LowLatency):
                 launch.recorder.host_wait(
                     [launch.recorder.place(self._stream)], "DeepEP's counts of tokens"
                 )
-            self._send("dispatch", sent, tokens, experts, choices)
+            self._send("dispatch", sent, tokens, experts, choices, config)
         after = self._after(async_finish)
         out = found if isinstance(x, tuple) else found[0]
         if not new:
@@ -237,7 +244,7 @@ class Buffer(LowLatency):
         made = [each for each in (out, weights) if each is not None]
         with self._on_own_stream(previous_event, made, allocate_on_comm_stream):
             launch("deep_ep::cached_notify_combine", [handle.send_head])
-            self._send("combine", (x,), tokens, handle.experts, handle.choices)
+            self._send("combine", (x,), tokens, handle.experts, handle.choices, config)
         return out, weights, self._after(async_finish)
 
     # --- what they do -----------------------------------------------------------------------------
@@ -253,18 +260,22 @@ class Buffer(LowLatency):
         return arrived, of(self._nodes) if self._nodes > 1 else arrived
 
     def _send(self, way: Any, sent: tuple[Any, ...], tokens: int, experts: int,
-              choices: int) -> None:  # fmt: skip
+              choices: int, config: Any) -> None:  # fmt: skip
         """Record an all-to-all of tokens with what they consist of."""
         from ...workloads.transformer.exchange_rates import ExchangeGroup, priced_bytes
 
+        multiprocessors = Buffer.num_sms if config is None else config.num_sms
+        assert multiprocessors > 0, f"DeepEP's kernels run on {multiprocessors} SMs"
         arrived, exchanged = self._tokens(tokens, experts, choices)
         row = sum(math.prod(each.shape[1:]) * each.element_size() for each in sent)
         inside, across = launch.recorder.rates or (None, None)
         rate = inside if self._nodes == 1 else across
+        if rate is None and self.group_size > 1:
+            launch.recorder.replaced[WITHOUT_RATE] = 1
         group = ExchangeGroup(self.group_size, self._nodes, rate)
         launch.collectives.issue(
             Operation.ALL_TO_ALL, self.group, list(sent), asynchronous=False,
-            bytes=priced_bytes("flex", way, group, row * exchanged, arrived, row),
+            bytes=priced_bytes("flex", way, group, row * exchanged, arrived, row, multiprocessors),
             name=f"DeepEP's {way}",
         )  # fmt: skip
 

@@ -112,7 +112,13 @@ def _dispatchers() -> dict[str, Dispatcher]:
 
 
 def priced_bytes(
-    dispatcher: str, direction: Direction, group: ExchangeGroup, size: float, arrived: int, row: int
+    dispatcher: str,
+    direction: Direction,
+    group: ExchangeGroup,
+    size: float,
+    arrived: int,
+    row: int,
+    multiprocessors: int | None = None,
 ) -> int:
     """Tokens that a dispatcher sends → bytes for which NCCL's all-to-all takes as long.
 
@@ -128,6 +134,8 @@ def priced_bytes(
         Tokens that arrive at a rank, from all ranks of the group.
     row : int
         Bytes of a token.
+    multiprocessors : int, optional
+        On which its kernels run; by default those of ``data/dispatchers.toml``.
 
     Examples
     --------
@@ -135,9 +143,11 @@ def priced_bytes(
     123
     >>> priced_bytes("all-to-all", "combine", ExchangeGroup(64, 1), 100, 1, 100)
     100
+    >>> priced_bytes("flex", "combine", ExchangeGroup(1, 1, 370e9), 100, 1, 100)
+    100
     """
     found = _dispatchers().get(dispatcher)
-    if found is None:
+    if found is None or group.ranks == 1:  # to itself alone: no link carries anything
         return math.ceil(size)
     measured, places = (
         (found.node, group.ranks) if group.nodes == 1 else (found.network, group.nodes)
@@ -147,7 +157,7 @@ def priced_bytes(
     if group.rate is None:
         return math.ceil(by_links)
     each = kernel.token.si + row / kernel.copy_rate.si
-    seconds = each * arrived / found.multiprocessors.value
+    seconds = each * arrived / (multiprocessors or found.multiprocessors.value)
     # A place's own share counts in the bytes, but no link carries it.
     rate = measured.reach.value * group.rate / (1 - 1 / places)
     return math.ceil(max(by_links, rate * seconds) + rate * measured.latency.si)
