@@ -19,8 +19,6 @@ from mpisim.cli.watch_page import Server
 from mpisim.mpi.monitor import Monitor
 from mpisim.mpi.phases import phases
 
-pytestmark = pytest.mark.mpi_calls
-
 LIMIT = 60
 """Seconds until something counts as not happening."""
 

@@ -39,6 +39,7 @@ def _tokens(row: Row) -> int:
 
 SECONDS: dict[str, Callable[[Row, float], float]] = {
     "ms": lambda _, value: value / 1e3,
+    "ms/image": lambda row, value: row.integers["global_batch"] * value / 1e3,
     "s": lambda _, value: value,
     "s/it": lambda _, value: value,
     "it/s": lambda _, value: 1 / value,
