@@ -138,7 +138,7 @@ class CalibrationLookup:
         return max(tables, key=lambda each: each.error(seconds), default=None)
 
     def own_share(self, seconds: float) -> float:
-        """Return the share of that error's variance that a kernel does not share with others.
+        """Seconds of a kernel → share of its error's variance that no other kernel shares.
 
         What is added is off together in all.
         """
@@ -236,7 +236,7 @@ def look_up(
 
 
 def _of_chips(table: FittedConstants | None) -> bool:
-    """Whether a table's errors are those of chips that were left out."""
+    """Fitted table → whether its errors are of GPUs that its fit had not seen."""
     return table is not None and table.held_out == HELD_OUT_GPUS
 
 

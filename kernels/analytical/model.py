@@ -78,7 +78,7 @@ class _CalibratedFormula:
     )
 
     def error(self, seconds: float) -> tuple[float, dict[str, float], dict[str, float]]:
-        """Return the error bar of a duration, the shares of the numbers it depends on, its own."""
+        """Seconds of a kernel → relative error; its shares by number; what of each is its own."""
         decade = decade_of(seconds)
         found = self.errors.get(decade)
         if found is None:

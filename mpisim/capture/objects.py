@@ -1,4 +1,4 @@
-"""Python's objects that ranks exchange → rank 0's where it sends them, else this rank's own.
+"""Objects of ``broadcast_object_list`` and its like → rank 0's, else the captured rank's own.
 
 Rank 0 is captured first: what it broadcasts or scatters (a configuration, a list of files) the
 others get, as far as it can be pickled. What others would send is taken to be what this rank has.

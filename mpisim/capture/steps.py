@@ -20,8 +20,8 @@ MOST_OPTIMIZER_WARM_UPS = 2
 with an optimizer for each of three parts, as a GAN with an encoder. More are new optimizers."""
 
 MOST_CAPTURED_GRAPHS = 2
-"""Graphs whose capture may have the steps counted anew: one of a step, and one of its evaluation or
-of another shape. More are a script's that captures graphs as it trains."""
+"""CUDA graphs after whose capture the count of steps may start again: one of the training step, and
+one of the evaluation or of another batch shape. A script with more captures graphs as it trains."""
 
 MOST_SIDE_STREAM_STEPS = 11
 """Steps on a side stream that may warm up: as many as PyTorch's notes on CUDA ask for with
@@ -29,7 +29,7 @@ MOST_SIDE_STREAM_STEPS = 11
 
 
 class Ended(BaseException):
-    """All steps are recorded: the rest of the script is not run.
+    """Raised when all steps are recorded, so that the rest of the script is not run.
 
     No `Exception`, so that a script's own handlers let it pass.
     """

@@ -430,7 +430,7 @@ def _weight(objective: str, of: Finalist) -> float:
 
 
 def _apart(objective: str, one: Finalist, other: Finalist) -> float:
-    """Two candidates → relative error of one's price or power against the other's.
+    """Two candidates → relative standard deviation of the ratio of their prices or powers.
 
     Those of the same GPUs are off together, others independently.
     """

@@ -1,4 +1,4 @@
-"""Power, price and GPUs of candidates: before a simulation, and from its step time.
+"""Candidates, step times → power, price and GPUs; lower bounds of them without a step time.
 
 Rented GPUs, and bought ones without their electricity, cost the same in every hour. Whatever runs,
 a cluster draws what its idle GPUs, hosts and switches do (`ClusterPower.least`). So the price of an

@@ -1,4 +1,4 @@
-"""Keys of ``[search]`` besides ``vary``: objective, limits, number of candidates to show."""
+"""Table ``[search]`` of a file → objectives, limits, how many candidates to show."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def _least_job(steps: int, step: int, budget: Budget) -> tuple[float, float]:
 
 
 class _Rounds:
-    """Bound, verdict or simulation of a candidate in a round; local.
+    """Candidates of a round → their bounds, memory verdicts or simulated steps; not collective.
 
     Parameters
     ----------

@@ -248,7 +248,7 @@ def members_by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
 
 
 def path_through(nodes: Sequence[Ranks], channel: int) -> Ranks:
-    """Nodes, channel → all members, node after node, each entered at the channel's member.
+    """Nodes, channel → ring of all ranks, node after node; each node begins at its rank `channel`.
 
     Parameters
     ----------

@@ -93,4 +93,4 @@ INPUT_PRODUCTS: dict[tuple[bool, bool], Any] = {
     (True, True): LayerNormLinear,
     (True, False): _SplitLayerNormLinear,
 }
-"""Product of queries, keys and values, by whether it has a norm, and one parameter."""
+"""Norm before it, weights in one parameter → Transformer Engine's linear of q, k and v."""
